@@ -230,6 +230,15 @@ def wide_backward_schedules(device: Device) -> Labelled:
         yield labelled("fa2 backward", schedule, *variant[0])
 
 
+def float32_bias_schedules(device: Device) -> Labelled:
+    """A bias of float32 beside half types, where registers are scarce, forward and backward."""
+    wide, usual = (posed(d, "float16", (("bias", "causal"), False)).asking(bias_dtype="float32") for d in (256, SCARCE))
+    yield labelled("fa2", plan(wide, device, "fa2"), "float32 bias")
+    yield labelled("fa2 backward", plan_backward(usual, device), "float32 bias")
+    if device.compute_capability == (9, 0):
+        yield labelled("fa3", plan(usual, device, "fa3"), "float32 bias")
+
+
 def sums_schedules(device: Device) -> Labelled:
     """The gradients of captured arrays: sums in float32, and of integers, in turns."""
     table = SCORES["relative"]
@@ -400,6 +409,7 @@ def jobs(everything: bool = False) -> list[Job]:
             wide_schedules(device, everything),
             backward_schedules(device, everything) if gradients else (),
             wide_backward_schedules(device) if gradients else (),
+            float32_bias_schedules(device) if gradients else (),
             sums_schedules(device) if gradients else (),
             fa3_schedules(device),
             fa3_backward_schedules(device),
@@ -413,7 +423,7 @@ def jobs(everything: bool = False) -> list[Job]:
             sum_schedules(device),
         ):
             for kernel in schedule.kernels():
-                key = device, kernel.source, kernel.constants
+                key = device, kernel.source, kernel.constants, kernel.params
                 job = programs.get(key, Job(label, (), device))
                 if kernel.name not in [each.name for each in job.kernels]:
                     programs[key] = Job(job.label, (*job.kernels, kernel), device)

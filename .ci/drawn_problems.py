@@ -130,6 +130,8 @@ def options(
         chosen["mask_function"] = rng.choice(MASKS).form
     untaken = {name for name in OPTIONS if any(by not in OPTIONS[name].takers for by in takers)}
     taken = {name: value for name, value in chosen.items() if value and (name not in untaken or some(0.02))}
+    if "bias" in taken and "padded" in taken:
+        taken["bias_dtype"] = "float32"
     if {"mask", "mask_function"} & set(taken):
         taken["tiles_given"] = "tiles_given" not in untaken and some(0.5)
         taken["pattern"] = Pattern.of(patches(rng, batch, heads, n_q, n_k)) if "pattern" not in untaken and some(0.5) else None

@@ -41,7 +41,7 @@ def warmup(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     mask: bool | Mask = False,
-    bias: bool = False,
+    bias: bool | str = False,
     padded: bool = False,
     sinks: bool = False,
     score: Score | None = None,
@@ -56,16 +56,17 @@ def warmup(
 
     `score` has the text and the types of the calls'; the captured values, the lengths of their axes and the arrays' memory do not
     matter. So does `mask`, if it is a `Mask`; else True if calls will have an array. `softcap`, `alibi_slopes` (of shape (h,)),
-    `bias`, `padded` and `dropout` are True if calls will have these: `padded` stands for key lengths; `varlen` is for
-    `attention_varlen`, which has no mask but a `Mask`, no bias and no key lengths. Sizes (of a window too) do not matter, since no
-    kernel is compiled for one size: if sizes choose between kernels, and on a Hopper between "fa3" and "fa2", all of those are
-    compiled (except "fa3" with rows of several heads in a block, for few queries and grouped heads, and "decode", for few queries
-    against many keys). Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU the simulated
-    device's kernels are compiled and parsed. Raises as `attention` does.
+    `bias`, `padded` and `dropout` are True if calls will have these: `padded` stands for key lengths; `bias` is "float32" for one
+    of that dtype beside half types. `varlen` is for `attention_varlen`, which has no mask but a `Mask`, no bias and no key lengths.
+    Sizes (of a window too) do not matter, since no kernel is compiled for one size: if sizes choose between kernels, and on a
+    Hopper between "fa3" and "fa2", all of those are compiled (except "fa3" with rows of several heads in a block, for few queries
+    and grouped heads, and "decode", for few queries against many keys). Contiguous arrays are assumed. On the current GPU the
+    kernels are loaded too; without a GPU the simulated device's kernels are compiled and parsed. Raises as `attention` does.
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
-    asked = Options(causal=causal, window=window, bias=bias, padded=padded, packed=varlen, sinks=sinks)
+    of_float32 = {"bias": True, "bias_dtype": bias} if isinstance(bias, str) else {"bias": bias}
+    asked = Options(causal=causal, window=window, padded=padded, packed=varlen, sinks=sinks, **of_float32)
     asked = replace(asked, mask_function=mask.form) if isinstance(mask, Mask) else replace(asked, mask=mask)
     options = replace(asked, score=_form(score, softcap=softcap, alibi_slopes=alibi_slopes), dropout=dropout)
     problem = _contiguous(Problem(1, 1, 1, 1, 1, head_dim, dtype, options, head_dim_v))

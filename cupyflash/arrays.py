@@ -194,15 +194,13 @@ def check_strides(name: str, array: Array) -> None:
         raise ValueError(f"{name} must be aligned to its elements of {size} bytes, got one {address(array) % size} bytes off")
 
 
-def check_scores_like(name: str, array: Array, scores: tuple[int, ...], dtype: str) -> None:
-    """An array of `dtype` that broadcasts to the shape of S."""
+def check_scores_like(name: str, array: Array, scores: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
+    """An array of one of `dtypes` that broadcasts to the shape of S."""
     check_array(name, array)
-    if array.dtype.name != dtype:
-        hint = ""
-        if array.dtype.name in ITEMSIZE:
-            other = f"numbers of another dtype are added by score=Score('s + {name}[b, h, row, k]', {name}={name})"
-            hint = ": " + ("numbers that are added to the scores are bias" if dtype == "bool" else other)
-        raise TypeError(f"{name} must be of dtype {dtype}, got {array.dtype}{hint}")
+    if array.dtype.name not in dtypes:
+        added = dtypes == ("bool",) and array.dtype.name in ITEMSIZE
+        hint = ": numbers that are added to the scores are bias" if added else ""
+        raise TypeError(f"{name} must be of dtype {' or '.join(dict.fromkeys(dtypes))}, got {array.dtype}{hint}")
     check_strides(name, array)
     tail = scores[len(scores) - array.ndim :] if array.ndim <= len(scores) else None
     if tail is None or any(length not in (1, whole) for length, whole in zip(array.shape, tail, strict=True)):

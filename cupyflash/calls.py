@@ -31,11 +31,11 @@ def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.ForwardKeywords])
     keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side; with `causal` right is 0.
 
     `mask` is a boolean array, true if the row sees the key, or a `Mask`, one condition that is compiled into the kernels. `bias`,
-    of q's dtype, is added to the scaled scores. Both arrays broadcast to (..., n_q, n_k). A first pass finds the tiles that a mask
-    leaves empty, which are neither loaded nor computed, and those that it leaves whole, which are not masked ("fa2", "fa3"; others
-    evaluate the mask for every score). `block_mask` finds these tiles once for many calls. `window` and `mask` together
-    are an *and*; to see the first keys beside a window, as in StreamingLLM, write the window into a mask, which skips tiles too:
-    `Mask("k <= q and (q - k < width or k < first)", width=512, first=4)`.
+    of q's dtype or float32, is added to the scaled scores. Both arrays broadcast to (..., n_q, n_k). A first pass finds the tiles
+    that a mask leaves empty, which are neither loaded nor computed, and those that it leaves whole, which are not masked ("fa2",
+    "fa3"; others evaluate the mask for every score). `block_mask` finds these tiles once for many calls. `window` and `mask`
+    together are an *and*; to see the first keys beside a window, as in StreamingLLM, write the window into a mask, which skips
+    tiles too: `Mask("k <= q and (q - k < width or k < first)", width=512, first=4)`.
 
     `key_lengths`, integers of shape (b,) from 0 to n_k in an array or a list, is the number of keys of each batch; later rows of k
     and v are never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) or with fewer axes, keeps blocks of `tiling` (Br, Bc),
@@ -113,9 +113,9 @@ def attention_backward(
     up to a d of 256; they always give the same bits. "standard" rounds S as its forward did: `score_dtype` is that call's.
 
     Returns arrays of q's dtype on q's device, of the shapes of q, k and v; with `sinks` their float32 gradient ("fa2", "fa3"); with
-    `return_dbias` also the bias's gradient, of its shape ("fa2"; along broadcast axes atomics add it up, which `deterministic`
-    refuses); with `return_dscore` last a dict of the gradients of captured arrays by name, of their shapes and dtypes ("fa2").
-    Raises as `attention` does.
+    `return_dbias` also the bias's gradient, of its shape and dtype ("fa2"; along broadcast axes atomics add it up, which
+    `deterministic` refuses); with `return_dscore` last a dict of the gradients of captured arrays by name, of their shapes and
+    dtypes ("fa2"). Raises as `attention` does.
     """
     gradients: tuple[Any, ...] = BACKWARD({"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, **asked})
     return gradients
@@ -266,7 +266,7 @@ def _gradients(given: Mapping[str, Any], arrays: Arrays, made: dict[str, Any]) -
             hold_for_graph(made[name])  # which the caller does not get
         with held_for_graph(gpu):
             made[name] = of_heads(made[name])
-    dbias = (arrays["dbias"].astype(made["dQ"].dtype),) if "dbias" in arrays else ()
+    dbias = (arrays["dbias"].astype(arrays["bias"].dtype),) if "dbias" in arrays else ()
     if not given.get("return_dscore"):
         return (*made.values(), *dbias)
     score = one_score(given)

@@ -75,7 +75,9 @@ def dot_product_attention(
         mask, is_causal = top_left if mask is None else mask & top_left, False
     if is_causal and window is not None:
         window = window[0], 0
-    arrays = {"bias": bias if bias is None else jnp.asarray(bias, query.dtype), "mask": mask, "key_lengths": key_value_seq_lengths}
+    if bias is not None and jnp.asarray(bias).dtype not in (query.dtype, jnp.float32):
+        bias = jnp.asarray(bias, jnp.float32)
+    arrays = {"bias": bias, "mask": mask, "key_lengths": key_value_seq_lengths}
     asked: dict[str, Any] = {"causal": is_causal, "window": window, "scale": scale, "layout": "bnhd"}
     out, lse = attention(query, key, value, return_lse=True, **asked, **arrays)
     return (out, jnp.swapaxes(lse, -1, -2)) if return_residual else out

@@ -15,6 +15,8 @@
 // Whether what is added to scores, or made of them, takes them scaled
 #define SCALED (BIAS || SCORE)
 
+using Bias = decltype(((Params*)nullptr)->bias.at);  // const Element*, or const float* beside half types
+
 // The masks of one (batch, head).
 struct Masks {
   const Params* p;
@@ -23,7 +25,7 @@ struct Masks {
   int batch, head, keys, diagonal, left, right;
   const unsigned char* mask;  // (Nq x Nk), nonzero where row and column go together
   long long mask_row, mask_col;
-  const Element* bias;  // (Nq x Nk)
+  Bias bias;  // (Nq x Nk)
   long long bias_row, bias_col;
 };
 
@@ -128,7 +130,7 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
     if (row < Nq) own = of_row(masks, row);
     if (row < Nq && asks) asked = asked_of_row(masks, row);
     const unsigned char* mask = masks.mask + row * masks.mask_row + first * masks.mask_col;
-    const Element* bias = masks.bias + row * masks.bias_row + first * masks.bias_col;
+    Bias bias = masks.bias + row * masks.bias_row + first * masks.bias_col;
 #pragma unroll
     for (int n = 0; n < SUB / 8; n++) {
 #pragma unroll

@@ -35,6 +35,7 @@ FLAGS = {
     "mask_function": ("", "--mask-function 'k<=q'"),
     "capture": ("", "--score 's+x' --capture x=2"),
     "dropout": ("", "--dropout 0.1"),
+    "bias_dtype": ("--bias", "--bias-dtype float32"),
     "score_dtype": ("--algorithm standard", "--score-dtype float32"),
     "algorithm": ("--tiling fitted", "--algorithm decode"),
     "backward": ("", "--backward"),

@@ -111,15 +111,6 @@ def test_a_mask_of_numbers_names_bias() -> None:
 
 
 @pytest.mark.wide
-def test_a_bias_of_float32_beside_half_types_names_the_score_that_adds_it() -> None:
-    bias = RNG.standard_normal((2, 4, 12, 18)).astype(np.float32)
-    with pytest.raises(TypeError, match=re.escape("added by score=Score('s + bias[b, h, row, k]', bias=bias)")):
-        cupyflash.attention(Q, K, V, layout="bnhd", bias=bias)
-    added = cupyflash.attention(Q, K, V, layout="bnhd", score=cupyflash.Score("s + bias[b, h, row, k]", bias=bias))
-    assert np.allclose(added, cupyflash.attention(Q, K, V, layout="bnhd", bias=bias.astype(HALF)), atol=4e-3)
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("kind", [np.int64, np.uint8])
 def test_integers_of_any_width(kind: Any) -> None:
     """Lengths, bounds and pages."""

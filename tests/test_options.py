@@ -28,6 +28,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "scale": {"scale": 0.5},
     "mask": {"mask": True},
     "bias": {"bias": True},
+    "bias_dtype": {"bias": True, "bias_dtype": "float32"},
     "padded": {"padded": True},
     "key_lengths": {"padded": True, "key_lengths": (60,)},
     "block_mask": {"block_mask": BlockMask((1, 1, 4, 4))},

@@ -161,19 +161,20 @@ _OBJECTS = (("score", Form, "a Score's form"), ("mask_function", Form, "a Mask's
 class Options:
     """The options of a call: which scores count, and how they are transformed.
 
-    A query row sees these keys. With `causal`, aligned bottom-right, row r sees key column c if c <= r + seqlen_k - seqlen_q. With
-    `window` = (left, right): if r + seqlen_k - seqlen_q - left <= c <= r + seqlen_k - seqlen_q + right, None for no limit (beside
-    `causal` right is 0 or None, and then 0; a window of (None, 0) is kept as `causal`). With `padded`, batch b sees its first
-    `key_lengths[b]` keys (None if the host does not know the lengths: counts are then of full length). With `mask`, each (row,
-    column) has a boolean; with `bias`, each score has a number that is added to it; with `block_mask`, only blocks of S that it
-    keeps are visited. Scores are multiplied by `scale`, 1 / sqrt(head_dim) if None. `packed`: batches are sequences of their own
-    lengths, one after the other (`plan_varlen`). `score` is the form of a score function, which transforms each scaled score before
-    the bias is added. `mask_function` is the form of a mask function, which replaces `mask`. `pattern` is the scores that either
-    keeps, if these are known; else the numbers of batches and heads for which it differs (None: all). `tiles_given`: the empty and
-    whole tiles of the mask are known before (`block_mask`). `sinks`: each head has a number that joins the softmax of its rows as
-    one more score, without a value. `score_dtype`: "float32" if algorithm "standard" keeps S in float32 in memory, None if in q's
-    dtype. `dropout`: weights of the softmax are dropped at random (`request.dropout.Dropout` defines which); there are then at most
-    65,536 batches and 65,536 heads.
+    A query row sees these keys. With `causal`, aligned bottom-right, row r sees key column c if c <= r + seqlen_k - seqlen_q.
+    With `window` = (left, right): if r + seqlen_k - seqlen_q - left <= c <= r + seqlen_k - seqlen_q + right, None for no limit
+    (beside `causal` right is 0 or None, and then 0; a window of (None, 0) is kept as `causal`). With `padded`, batch b sees its
+    first `key_lengths[b]` keys (None if the host does not know the lengths: counts are then of full length). With `mask`, each
+    (row, column) has a boolean; with `bias`, each score has a number that is added to it, of q's dtype or, by `bias_dtype`,
+    "float32"; with `block_mask`, only blocks of S that it keeps are visited. Scores are multiplied by `scale`, 1 /
+    sqrt(head_dim) if None. `packed`: batches are sequences of their own lengths, one after the other (`plan_varlen`). `score`
+    is the form of a score function, which transforms each scaled score before the bias is added. `mask_function` is the form of
+    a mask function, which replaces `mask`. `pattern` is the scores that either keeps, if these are known; else the numbers of
+    batches and heads for which it differs (None: all). `tiles_given`: the empty and whole tiles of the mask are known before
+    (`block_mask`). `sinks`: each head has a number that joins the softmax of its rows as one more score, without a value.
+    `score_dtype`: "float32" if algorithm "standard" keeps S in float32 in memory, None if in q's dtype. `dropout`: weights of
+    the softmax are dropped at random (`request.dropout.Dropout` defines which); there are then at most 65,536 batches and
+    65,536 heads.
 
     Raises TypeError or ValueError that names the argument, its value and the allowed values.
     """
@@ -183,6 +184,7 @@ class Options:
     scale: float | None = option("a scale", "value", _BY_POSITION, in_scores=True)
     mask: bool = option("a mask of bool", "array", _BY_SCORE, False, flag=FLAGS["mask"])
     bias: bool = option("a bias", "array", _BY_SCORE, False, flag=FLAGS["bias"], in_scores=True)
+    bias_dtype: str | None = option("a bias of float32 beside half types", "found", _BY_SCORE)
     padded: bool = option("key lengths", "found", _PADDED, False)
     key_lengths: tuple[int, ...] | None = option("key lengths", "array", _PADDED)
     block_mask: BlockMask | None = option("a block mask", "array", ("fa1", "fa2", "fa1 backward", "fa2 backward"))
@@ -209,8 +211,11 @@ class Options:
             raise ValueError(f"key_lengths are those of a padded problem, got {self.key_lengths!r} with padded=False")
         if self.block_mask is not None:
             object.__setattr__(self, "block_mask", BlockMask.of(self.block_mask))
-        if self.score_dtype is not None:
-            require_choice("score_dtype", self.score_dtype, ("float32",))
+        for name in ("bias_dtype", "score_dtype"):
+            if getattr(self, name) is not None:
+                require_choice(name, getattr(self, name), ("float32",))
+        if self.bias_dtype is not None and not self.bias:
+            raise ValueError(f"bias_dtype is that of a bias, got {self.bias_dtype!r} with bias=False")
         for name, kind, words in _OBJECTS:
             if not isinstance(getattr(self, name), kind | None):
                 raise TypeError(f"{name} must be {words} or None, got {getattr(self, name)!r}")
@@ -240,6 +245,7 @@ class Options:
         lengths = arrays.get("key_lengths")
         said: dict[str, Any] = {name: arrays.get(name) is not None for name in ARRAYS if OPTIONS[name].is_flag}
         said |= {"padded": lengths is not None, "block_mask": arrays.get("block_mask")}
+        said["bias_dtype"] = "float32" if said["bias"] and arrays["bias"].dtype == np.float32 else None
         said["pattern"] = Pattern.of(arrays["mask"]) if said["mask"] else self.pattern if self.mask_function else None
         return replace(self, **said, key_lengths=tuple(lengths.tolist()) if isinstance(lengths, np.ndarray) else None)
 

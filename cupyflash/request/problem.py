@@ -84,6 +84,8 @@ class Problem:
         if self.itemsize > 2:
             require_usual_head_dim(self, self.dtype)
         options = _with_asked(options, asked)
+        if self.dtype == options.bias_dtype:
+            options = replace(options, bias_dtype=None)
         object.__setattr__(self, "options", options.sized(self.batch, self.heads, self.seqlen_q, self.seqlen_k))
         if not isinstance(alignment, Integral) or alignment not in (2, 4, 8, 16) or alignment < self.itemsize:
             raise ValueError(f"alignment must be 2, 4, 8 or 16 bytes and hold one {self.dtype}, got {alignment!r}")
@@ -97,8 +99,8 @@ class Problem:
 
         k and v may have fewer heads than q, if their number divides q's; v and out may have another last axis than q and k. The
         last axis of each must be contiguous. `asked` are arrays beside them, and fields of `Options` by name: `mask` (bool) and
-        `bias` (q's dtype) must broadcast to (..., n_q, n_k), `key_lengths` (integers) must be (b,), or (1,) without a batch axis,
-        `block_mask` (bool) have two to four axes.
+        `bias` (q's dtype or float32) must broadcast to (..., n_q, n_k), `key_lengths` (integers) must be (b,), or (1,) without a
+        batch axis, `block_mask` (bool) have two to four axes.
         """
         beside = {name: asked.pop(name, None) for name in ARRAYS}
         options = _with_asked(options, asked)
@@ -133,6 +135,16 @@ class Problem:
     def itemsize(self) -> int:
         """Bytes of one element of Q, K, V and O."""
         return ITEMSIZE[self.dtype]
+
+    @property
+    def bias_dtype(self) -> str:
+        """The dtype of a bias."""
+        return self.options.bias_dtype or self.dtype
+
+    @property
+    def bias_itemsize(self) -> int:
+        """Bytes of one element of a bias."""
+        return ITEMSIZE[self.bias_dtype]
 
     @property
     def score_itemsize(self) -> int:
@@ -213,9 +225,9 @@ def check_out(out: Array, shape: tuple[int, ...]) -> None:
 def _check_beside(q: Array, k: Array, beside: Mapping[str, Array | None]) -> None:
     """TypeError or ValueError for arrays that do not go with q and k. (A block mask is checked by `Options`.)"""
     scores = (*q.shape[:-1], k.shape[-2])
-    for name, dtype in (("mask", "bool"), ("bias", dtype_name(q.dtype))):
+    for name, dtypes in (("mask", ("bool",)), ("bias", (dtype_name(q.dtype), "float32"))):
         if (array := beside[name]) is not None:
-            check_scores_like(name, array, scores, dtype)
+            check_scores_like(name, array, scores, dtypes)
     if (lengths := beside["key_lengths"]) is not None:
         require_lengths("key_lengths", lengths, q.shape[0] if q.ndim == 4 else 1)
     check_vectors(q, beside)

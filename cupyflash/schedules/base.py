@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -227,7 +227,8 @@ class TileSchedule(Schedule):
     def struct(self) -> Params:
         """The struct that its kernels take."""
         asked = self.problem.options
-        return whole_struct(self.params, (asked.score, asked.mask_function), asked.dropout, self.tile_fields, self.sum_fields)
+        own = self.params if asked.bias_dtype is None else in_float32(self.params, "bias")
+        return whole_struct(own, (asked.score, asked.mask_function), asked.dropout, self.tile_fields, self.sum_fields)
 
     @property
     def sum_fields(self) -> tuple[Field, ...]:
@@ -344,6 +345,14 @@ def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
 def tile_constants(schedule: TileSchedule) -> Constants:
     """The constants that tell kernels which skip tiles where the states are."""
     return tuple(("TILES", each.field) for each in schedule.mask_tiles[:1])
+
+
+@lru_cache(maxsize=256)
+def in_float32(struct: Params, name: str) -> Params:
+    """A struct in which an array, usually of the elements' type, is of float32."""
+    return Params(
+        tuple(replace(each, type=each.type.replace("Element", "float")) if each.name == name else each for each in struct.fields)
+    )
 
 
 @lru_cache(maxsize=256)

@@ -180,7 +180,7 @@ TENSORS: dict[str, tuple[Of, str | int, str | int]] = {
     "S": ("scores", ONE, "score_itemsize"),
     **dict.fromkeys(("P", "dP", "dS"), ("scores", ONE, "itemsize")),
     "mask": ("seen", ONE, 1),
-    "bias": ("seen", ONE, "itemsize"),
+    "bias": ("seen", ONE, "bias_itemsize"),
     "dbias": ("seen", ONE, FLOAT32),
     **dict.fromkeys(VECTORS, ("head", ONE, FLOAT32)),
     **dict.fromkeys(("key_lengths", "cache_seqlens"), ("batch", ONE, WORD)),

@@ -6,8 +6,6 @@ The paper counts each input of a product once; a tiled product re-reads them. `t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import lru_cache
 from typing import ClassVar
 
 from cupyflash.device import Device
@@ -22,6 +20,7 @@ from cupyflash.schedules.base import (
     Workspace,
     attention_params,
     element_constants,
+    in_float32,
     require_kernel_tiling,
     row_bytes,
     sub_tile,
@@ -97,14 +96,6 @@ def score_rows(p: Problem, name: str) -> Tensor:
     return tensor(p, name, of="query", width=p.seqlen_k)
 
 
-@lru_cache(maxsize=256)
-def _with_scores(struct: Params, dtype: str | None) -> Params:
-    """A struct whose S is of another type than the elements."""
-    if dtype is None:
-        return struct
-    return Params(tuple(replace(each, type="float") if each.name == "S" else each for each in struct.fields))
-
-
 class StandardSchedule(TileSchedule):
     """Three kernels: a tiled product, a softmax a row, a tiled product."""
 
@@ -113,7 +104,7 @@ class StandardSchedule(TileSchedule):
 
     @property
     def struct(self) -> Params:
-        return _with_scores(super().struct, self.problem.options.score_dtype)
+        return super().struct if self.problem.options.score_dtype is None else in_float32(super().struct, "S")
 
     @property
     def ideal(self) -> bool:

@@ -50,7 +50,7 @@ def scaled_dot_product_attention(
         else:  # no row sees a key beyond the last row's
             k, v, causal = k.narrow(-2, 0, n_q), v.narrow(-2, 0, n_q), True
     arrays = _of_mask(attn_mask, q, (*leading, n_q, n_k))
-    out, _ = attend(q, k, v, **({"functions": functions} | arrays), causal=causal, scale=scale, dropout=dropout_p)
+    out, _ = attend(q, k, v, **arrays, functions=functions, causal=causal, scale=scale, dropout=dropout_p)
     return out.reshape(*leading, n_q, v.shape[-1])
 
 
@@ -90,16 +90,11 @@ def _four_axes(tensor: Any, leading: tuple[int, ...], heads: tuple[int, ...]) ->
 
 
 def _of_mask(attn_mask: Any, q: Any, scores: tuple[int, ...]) -> dict[str, Any]:
-    """The argument for a mask: `mask`, `bias`, or a score function that adds it, for float32 beside half types."""
+    """The argument for a mask: `mask` or `bias`."""
     if attn_mask is None:
         return {}
     if attn_mask.dtype not in (torch.bool, q.dtype, torch.float32):
         raise TypeError(f"attn_mask must be of bool, float32 or query's dtype {q.dtype}, got {attn_mask.dtype}")
     if len(scores) > 4:
         attn_mask = attn_mask.expand(scores).flatten(0, -4)
-    if attn_mask.dtype in (torch.bool, q.dtype):
-        return {"mask" if attn_mask.dtype == torch.bool else "bias": attn_mask}
-    positions = ("b", "h", "row", "k")[4 - attn_mask.dim() :]
-    there = [name for name, length in zip(positions, attn_mask.shape, strict=True) if length > 1]
-    added = f"attn_mask[{', '.join(there)}]" if there else "attn_mask"
-    return {"functions": f'{{"score": ["s + {added}", {{}}, ["attn_mask"]]}}', "captured": [attn_mask.squeeze()]}
+    return {"mask" if attn_mask.dtype == torch.bool else "bias": attn_mask}

@@ -16,7 +16,8 @@ GROUPS = {
     "Kernel": "kernel grid block cluster spec arch defines includes flags shared_bytes",
     "Axis": "over first last points log",
     "Sizes": "seqlen seqlen_k head_dim head_dim_v heads kv_heads batch dtype",
-    "Masks and scores": "causal window mask bias sinks key_lengths softcap alibi score mask_function capture dropout score_dtype",
+    "Masks and scores": "causal window mask bias bias_dtype sinks key_lengths softcap alibi score mask_function capture dropout "
+    "score_dtype",
     "Algorithm": "algorithm algorithms backward deterministic tiling lse",
     "Decoding": "decode cache_seqlens page_size append tree num_splits",
     "Several devices": "ranks link layout gather_kv",

@@ -198,6 +198,7 @@ MASKS = (
         help="The numbers of keys that a row sees before and after its own, such as 128,0; '-' for no limit.",
     ),
     *(click.option(f"--{name}", is_flag=True, help=told) for name, told in FLAGS.items()),
+    click.option("--bias-dtype", type=click.Choice(["float32"]), help="The dtype of a --bias.  [default: --dtype]"),
     click.option("--key-lengths", metavar="N,N,...", help="Keys of each sequence of the batch, if fewer than all."),
 )
 

@@ -69,6 +69,7 @@ class ProblemRequest:
             padded=key_lengths is not None,
             key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
             dropout=dropout > 0,
+            bias_dtype=given.get("bias_dtype"),
             score_dtype=given.get("score_dtype"),
         )
         backward, deterministic, lse = given.get("backward", False), given.get("deterministic", False), given["lse"]

@@ -91,6 +91,8 @@ def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
         masks.append(f"score {p.options.score.text.strip()}")
     if p.options.mask_function:
         masks.append(f"mask {p.options.mask_function.text.strip()}")
+    if p.options.bias_dtype:
+        masks[masks.index("bias")] += f" in {p.options.bias_dtype}"
     if p.options.score_dtype:
         masks.append(f"S in {p.options.score_dtype}")
     return ", ".join([size for name, size in sizes.items() if size and name not in swept] + masks)

@@ -104,14 +104,14 @@ def contents(schedule: TileSchedule, given: Mapping[str, Any] = NOTHING_GIVEN) -
     shapes = {"Q": (*rows, p.head_dim), "K": (*keys, p.head_dim), "V": (*keys, p.head_dim_v), "O": (*rows, p.head_dim_v)}
     if isinstance(schedule, BackwardSchedule):
         shapes |= {f"d{name}": shape for name, shape in shapes.items()}
-    if p.options.bias:
-        shapes["bias"] = (*rows, p.seqlen_k)
     found |= {name: np.zeros(shape, kind) for name, shape in shapes.items()}
     found["L"] = np.zeros(rows, np.float32) if isinstance(schedule, BackwardSchedule) or schedule.lse else None
     found |= {name: np.zeros(p.heads, np.float32) for name in VECTORS if getattr(p.options, name)}
     if isinstance(schedule, BackwardSchedule):
         found |= {name: np.zeros(rows, np.float32) for name in schedule.row_results}
         found |= {"dbias": np.zeros((*rows, p.seqlen_k), np.float32)} if schedule.dbias else {}
+    if p.options.bias:
+        found["bias"] = np.zeros((*rows, p.seqlen_k), numpy_dtype(p.bias_dtype))
     if p.options.mask:
         found["mask"] = np.zeros((*rows, p.seqlen_k), bool)
     if p.options.block_mask is not None:

@@ -30,7 +30,7 @@ def require_given(schedule: TileSchedule, given: Given) -> None:
         if name in captured:
             score.check_value(captured[name], name, value)
         elif name in scores:
-            check_scores_like(name, value, (p.batch, p.heads, p.seqlen_q, p.seqlen_k), scores[name])
+            check_scores_like(name, value, (p.batch, p.heads, p.seqlen_q, p.seqlen_k), (scores[name],))
         elif name == "tree_mask":
             check_tree_mask(p.batch, p.seqlen_q, for_all_heads(value))
         elif isinstance(schedule, DecodeSchedule):
@@ -42,7 +42,7 @@ def _of_scores(schedule: TileSchedule) -> tuple[tuple[str, bool, str], ...]:
     """The arrays that broadcast to S: the name, True if the call has it, and its dtype."""
     p = schedule.problem
     gradient = isinstance(schedule, BackwardSchedule) and schedule.dbias
-    return ("mask", p.options.mask, "bool"), ("bias", p.options.bias, p.dtype), ("dbias", gradient, "float32")
+    return ("mask", p.options.mask, "bool"), ("bias", p.options.bias, p.bias_dtype), ("dbias", gradient, "float32")
 
 
 def _of_decoding(schedule: TileSchedule) -> tuple[tuple[str, bool], ...]:

@@ -98,7 +98,7 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     if asked.mask_function is not None and asked.pattern is not None:
         drawn["mask"] = np.broadcast_to(asked.pattern.kept, scores)
     if asked.bias:
-        drawn["bias"] = rng.standard_normal(scores).astype(np.float32).astype(DTYPES[p.dtype])
+        drawn["bias"] = rng.standard_normal(scores).astype(np.float32).astype(DTYPES[p.bias_dtype])
     if asked.padded:
         lengths = rng.integers(0, p.seqlen_k + 1, p.batch) if asked.key_lengths is None else asked.key_lengths
         drawn["key_lengths"] = np.array(lengths, np.int32)

@@ -162,7 +162,7 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     beside = scores + head_bytes(p, group * col_blocks) + by_tiles
     # A row of dQ's sum has padded columns.
     sums = (R + Nq) * blocks_in(p.head_dim, 16) * 16 * FLOAT32 * atomics
-    added = Counter(dQ_acc=sums, dbias=scores["bias"] // p.itemsize * FLOAT32 * schedule.dbias)
+    added = Counter(dQ_acc=sums, dbias=scores["bias"] // p.bias_itemsize * FLOAT32 * schedule.dbias)
     turns = Counter[str]()
     if isinstance(schedule, Fa3BackwardSchedule) and schedule.deterministic and p.seqlen_q:
         turns["turns"] = INT32 * (Nq + visits.blocks + col_blocks)  # 0 for each row; a visit adds 1; a thread block counts itself

@@ -240,7 +240,7 @@ def mask_bytes(
         return Counter()
     scores = scores_of(p, keys, None if kept is None else kept.visited, blocks)
     asked = scores_of(p, keys, kept.asked, blocks) if kept is not None and p.options.masked else scores
-    found = Counter(mask=asked * p.options.mask, bias=scores * p.itemsize * p.options.bias)
+    found = Counter(mask=asked * p.options.mask, bias=scores * p.bias_itemsize * p.options.bias)
     return found + _loaded(p, "score", scores, asked, by_tiles)
 
 
