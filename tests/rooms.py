@@ -23,7 +23,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "wide_gradients",
     ),
     # sim/ptx/
-    "machine": (*("ptx_*", "profile*", "timeline*", "rawkernel", "mutants_pipeline", "clock*", "program*", "standard_headers"),),
+    "machine": (
+        *("ptx_*", "profile*", "timeline*", "rawkernel", "triton*", "mutants_pipeline", "clock*", "program*", "standard_headers"),
+    ),
     # sim/theory/, sim/two_level/machine.py and what a schedule says
     "theory": ("balance", "counts", "schedule", "moves", "theorem2", "theorem5", "sweep", "l2*", "times"),
     # sim/cli/

@@ -42,7 +42,7 @@ DOCUMENTED = (
     *("distributed.Communicator", "distributed.RankFailed", "distributed.parts", "distributed.plan", "distributed.ring_attention"),
     *("sim.execute", "sim.execute_backward", "sim.profile", "sim.replay", "sim.l2", "sim.ring.replay", "sim.trace.trace"),
     *("sim.theory.traffic", "sim.theory.ring.link_bytes", "sim.verification.verify", "sim.ptx.Module", "sim.ptx.RawKernel"),
-    *("sim.ptx.Stream", "sim.ptx.TensorMap", "sim.ptx.pytest_plugin", "sim.ptx.simulated_cupy"),
+    *("sim.ptx.Stream", "sim.ptx.TensorMap", "sim.ptx.pytest_plugin", "sim.ptx.simulated_cupy", "sim.triton.simulated_triton"),
 )
 """Import paths that README and docs have had: whatever moves inside, they stay."""
 
@@ -132,9 +132,16 @@ def test_float16_and_float32_need_no_ml_dtypes() -> None:
 
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = ("ml_dtypes", "cuda", "matplotlib", "rich", "torch", "jax")
+OPTIONAL = ("ml_dtypes", "cuda", "matplotlib", "rich", "torch", "triton", "jax")
 # What is for nobody who has not installed it
-FOR_OTHERS = {"torch": ("cupyflash/torch/*.py", "examples/torch_*.py", "tests/beside_torch.py"), "jax": ("cupyflash/jax.py",)}
+FOR_OTHERS = {
+    "torch": (
+        *("cupyflash/torch/*.py", "examples/torch_*.py", "sim/triton/devices.py"),
+        *("tests/beside_torch.py", "tests/triton_program.py"),
+    ),
+    "triton": ("benchmarks/fused_triton.py", "sim/triton/driver.py", "sim/triton/backend/*.py", "tests/triton_program.py"),
+    "jax": ("cupyflash/jax.py",),
+}
 
 
 def test_nothing_imports_what_is_optional_before_it_is_asked_for() -> None:

@@ -38,7 +38,7 @@ _INSTRUCTION = re.compile(
 )
 _SECOND_WORD = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/\s*$")
 _ADDRESS = re.compile(r"0x([0-9a-f]+)\)?$")
-_SIZED, _PARAMETER = 4, 0x17
+_SIZED, _PARAMETER, _REGISTERS = 4, 0x17, 0x2F
 _RESOURCES = re.compile(r"Function (\S+?):\s*\n\s*(.*)")
 
 
@@ -188,18 +188,35 @@ def section(cubin: bytes, wanted: str) -> bytes:
     return b""
 
 
+def registers(cubin: bytes) -> dict[str, int]:
+    """Registers of a thread by function, as section .nv.info has them: this needs no disassembler."""
+    symbols, texts = section(cubin, ".symtab"), section(cubin, ".strtab")
+    found = {}
+    for number, count in (struct.unpack("<II", data) for data in _attributes(section(cubin, ".nv.info"), _REGISTERS)):
+        (at,) = struct.unpack_from("<I", symbols, 24 * number)
+        found[texts[at : texts.index(b"\0", at)].decode()] = count
+    return found
+
+
 def _parameters(info: bytes) -> Iterator[tuple[int, int]]:
-    """Yields offsets and sizes: an attribute has a format, a kind, and a value or its length."""
-    found, at = {}, 0
+    """Yields offsets and sizes in the parameters' order."""
+    found = {}
+    for data in _attributes(info, _PARAMETER):
+        _, ordinal, offset, rest = struct.unpack("<IHHI", data)
+        found[ordinal] = offset, rest >> 18
+    yield from (found[ordinal] for ordinal in sorted(found))
+
+
+def _attributes(info: bytes, wanted: int) -> Iterator[bytes]:
+    """Yields the data of a kind: an attribute has a format, a kind, and a value or its length."""
+    at = 0
     while at + 4 <= len(info):
         form, kind, value = struct.unpack_from("<BBH", info, at)
         at += 4
         if form == _SIZED:
-            if kind == _PARAMETER:
-                _, ordinal, offset, rest = struct.unpack_from("<IHHI", info, at)
-                found[ordinal] = offset, rest >> 18
+            if kind == wanted:
+                yield info[at : at + value]
             at += value
-    yield from (found[ordinal] for ordinal in sorted(found))
 
 
 def _told(cubin: bytes, *options: str, name: str = "cuobjdump") -> str:

@@ -1,8 +1,9 @@
-"""A pytest plugin: tests of CuPy's raw kernels run without a GPU, and a test fails if its kernels have faults.
+"""A pytest plugin: tests of CuPy's raw kernels and of Triton's run without a GPU, and a test fails if its kernels have faults.
 
     pytest -p cupyflash.sim.ptx.pytest_plugin  # or, in the root conftest.py: pytest_plugins = ["cupyflash.sim.ptx.pytest_plugin"]
 
-A test that asks for the fixture `simulated_cupy` runs with the module `cupy` replaced (`device_names.simulated_cupy`). Its
+A test that asks for the fixture `simulated_cupy` runs with the module `cupy` replaced (`device_names.simulated_cupy`), one that
+asks for `simulated_triton` with Triton's driver (`cupyflash.sim.triton`, for the device of CUPYFLASH_DEVICE). Its
 kernels always run to their end; a test whose launches had findings fails, with each finding's line and text. In the
 ini file, `cupyflash_suppressions` names files of findings to let pass, and `cupyflash_fail_on = error` lets warnings pass; the
 summary lists the findings that were let pass, and the suppressions that let nothing pass.
@@ -51,6 +52,17 @@ def simulated_cupy(request: pytest.FixtureRequest) -> Iterator[list[Launch]]:
     Launches in a `ptx.simulation(findings=...)` of the test's own cannot fail the test.
     """
     with replaced(), simulation(findings="keep", suppressions=request.config.stash.get(_ALLOWED, ())) as launches:
+        request.node.stash[_LAUNCHES] = launches
+        yield launches
+
+
+@pytest.fixture
+def simulated_triton(request: pytest.FixtureRequest) -> Iterator[list[Launch]]:
+    """Triton without a GPU for this test, as `simulated_cupy`. Skips it where Triton is not installed."""
+    from cupyflash.sim.triton import simulated_triton as replaced_driver
+
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'cupyflash[triton]'")
+    with replaced_driver(findings="keep", suppressions=request.config.stash.get(_ALLOWED, ())) as launches:
         request.node.stash[_LAUNCHES] = launches
         yield launches
 

@@ -1,0 +1,129 @@
+"""PyTorch's device "cuda" on the CPU: programs that ask for it get CPU tensors, `torch.cuda` answers for the simulated device.
+
+Functions that are given "cuda" as a device are called with "cpu" (`TorchFunctionMode`), a tensor says that it is on "cuda:0", and
+its `data_ptr()` is its address on the simulated device: what a program stores in memory, a kernel can follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from cupyflash.device import Device
+
+from .memory import Addresses
+
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+def is_cuda(value: Any) -> bool:
+    """True for a device, or the name of one, that is CUDA's."""
+    if isinstance(value, torch.device):
+        return bool(value.type == "cuda")
+    return isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+
+
+class CudaOnCpu(TorchFunctionMode):
+    """Hands CPU tensors to code that asks for "cuda"."""
+
+    def __init__(self, addresses: Addresses):
+        super().__init__()
+        tensor = torch.Tensor
+        self._own: dict[Any, Callable[..., Any]] = {
+            tensor.data_ptr: addresses.of,
+            tensor.device.__get__: lambda *_: CUDA,
+            tensor.is_cuda.__get__: lambda *_: True,
+            tensor.get_device: lambda *_: 0,
+            tensor.cuda: lambda self, *_, **__: self,
+            tensor.pin_memory: lambda self, *_, **__: self,
+            tensor.record_stream: lambda *_: None,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
+        own = self._own.get(func)
+        if own is not None:
+            return own(*args, **(kwargs or {}))
+        args = tuple(CPU if is_cuda(value) else value for value in args)
+        kwargs = {name: CPU if is_cuda(value) else value for name, value in (kwargs or {}).items()}
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        return func(*args, **kwargs)
+
+
+class Queue:
+    """A stream or an event: everything is done when a call returns, so there is nothing to wait for."""
+
+    cuda_stream = 0
+    device = CUDA
+
+    def __init__(self, *_: Any, **__: Any):
+        pass
+
+    def _nothing(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    synchronize = record = wait = wait_event = wait_stream = record_event = __enter__ = _nothing
+
+    def query(self) -> bool:
+        return True
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+def properties(device: Device) -> SimpleNamespace:
+    """Returns the simulated device as `torch.cuda.get_device_properties` describes one."""
+    major, minor = device.compute_capability
+    return SimpleNamespace(
+        name=device.name,
+        major=major,
+        minor=minor,
+        total_memory=16 << 30,
+        multi_processor_count=device.sm_count,
+        regs_per_multiprocessor=device.registers_per_sm,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=device.sram_per_block,
+        shared_memory_per_multiprocessor=device.sram_per_sm,
+        max_threads_per_multi_processor=1536 if minor in (6, 9) or major == 12 else 2048,
+        L2_cache_size=device.l2_bytes,
+        warp_size=32,
+        is_integrated=0,
+    )
+
+
+def replacements(device: Device) -> dict[str, Any]:
+    """Returns the functions and types of `torch.cuda` that are replaced."""
+    stream = Queue()
+    nothing = ("synchronize", "set_device", "empty_cache", "set_stream", "init", "ipc_collect", "reset_peak_memory_stats")
+    return {
+        **{name: lambda *_, **__: None for name in nothing},
+        **{name: lambda *_, **__: stream for name in ("current_stream", "default_stream", "stream", "device")},
+        "Stream": Queue,
+        "Event": Queue,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_, **__: device.compute_capability >= (8, 0),
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda *_: device.name,
+        "get_device_capability": lambda *_: device.compute_capability,
+        "get_device_properties": lambda *_: properties(device),
+    }
+
+
+@contextmanager
+def cuda_on_cpu(device: Device, addresses: Addresses) -> Iterator[None]:
+    """Makes "cuda" a name of the CPU, and `torch.cuda` the simulated device."""
+    with ExitStack() as stack:
+        for name, value in replacements(device).items():
+            stack.callback(setattr, torch.cuda, name, getattr(torch.cuda, name))
+            setattr(torch.cuda, name, value)
+        stack.enter_context(CudaOnCpu(addresses))
+        yield

@@ -1,0 +1,150 @@
+"""Triton's kernels by their own calls, on the PTX machine. All but the first tests need Triton, most of those PyTorch, too."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupyflash.sim import ptx
+from cupyflash.sim.triton import simulated_triton
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = ROOT / "tests" / "triton_program.py"
+
+
+def test_nothing_of_triton_or_pytorch_is_imported_unless_asked_for() -> None:
+    code = "import sys, cupyflash.sim.triton; sys.exit(bool({'torch', 'triton'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=600).returncode == 0
+
+
+def test_the_extra_is_named_where_triton_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "cupyflash.sim.triton.driver", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(ImportError, match=re.escape("pip install 'cupyflash[triton]'")), simulated_triton():
+        pass
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="H100-SXM"), simulated_triton("H900"):
+        pass
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The module of kernels that the tests share, with a cache of Triton's own."""
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'cupyflash[triton]'")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", os.environ.get("TRITON_CACHE_DIR") or str(tmp_path_factory.mktemp("triton")))
+        patch.syspath_prepend(str(PROGRAM.parent))
+        import triton_program
+
+        yield triton_program
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="PyTorch is not installed (its CPU build will do)")
+
+
+def line_of(text: str) -> int:
+    """The number of the line of the kernels' file that has this text."""
+    return next(n for n, line in enumerate(PROGRAM.read_text().splitlines(), 1) if text in line)
+
+
+@pytest.mark.parametrize("device, arch", [("A100-40GB", "sm_80"), ("H100-SXM", "sm_90a")])
+def test_a_kernel_is_compiled_for_the_device_and_its_traffic_has_the_arguments_names(
+    kernels: Any, torch: Any, device: str, arch: str
+) -> None:
+    with simulated_triton(device) as launches:
+        x, y = torch.rand(1000, device="cuda"), torch.rand(1000, device="cuda")
+        out = torch.full_like(x, torch.nan)
+        compiled = kernels.add[4,](x, y, out, 1000, BLOCK=256)
+        assert str(x.device) == "cuda:0" and x.is_cuda and torch.cuda.is_available()
+    assert torch.equal(out, x + y) and x.device.type == "cpu"
+    assert re.search(r"\.target (\w+)", compiled.asm["ptx"])[1] == arch and compiled.n_regs > 0
+    moved = {name: (one.read_bytes, one.write_bytes) for name, one in launches[0].traffic.items()}
+    assert moved == {"x": (4000, 0), "y": (4000, 0), "out": (0, 4000)}
+
+
+def test_numpy_arrays_are_pointers(kernels: Any) -> None:
+    x, y, out = np.arange(300, dtype=np.float32), np.ones(300, np.float32), np.zeros(600, np.float32)[::2]
+    with simulated_triton():
+        kernels.add[2,](x, y, np.zeros(0, np.float32).view(), 0, BLOCK=256)
+        kernels.add_strided[2,](x, y, out, 300, out.strides[0] // 4, BLOCK=256)
+    assert np.array_equal(out, x + y)
+
+
+def test_a_finding_has_the_arguments_name_and_the_line_of_python(kernels: Any, torch: Any) -> None:
+    x, y, out = torch.rand(1000), torch.rand(1000), torch.empty(1000)
+    with simulated_triton(), pytest.raises(ptx.KernelFault, match="out of bounds") as caught:
+        kernels.add_without_a_mask[4,](x, y, out, BLOCK=256)
+    found = caught.value.launch.findings
+    assert found[0].tensor == "x" and "offset 4000 of 'x', which has 4,000 bytes" in str(found[0])
+    assert all(f"{PROGRAM.name}:{line_of(text)}" in str(found[0]) for text in ("unmasked load", "unmasked store"))
+
+
+def test_views_share_their_storage_and_kernels_follow_pointers_in_memory(kernels: Any, torch: Any) -> None:
+    with simulated_triton() as launches:
+        whole = torch.arange(64, device="cuda", dtype=torch.float32)
+        left, right = whole.chunk(2)
+        out = torch.zeros(32, device="cuda")
+        table = torch.tensor([left.data_ptr(), right.data_ptr(), out.data_ptr()], device="cuda")
+        kernels.add_by_table[1,](table, BLOCK=32, num_warps=1)
+        assert right.data_ptr() - left.data_ptr() == 128 and whole.data_ptr() % 256 == 0
+        kernels.add[1,](left, right, right, 32, BLOCK=32, num_warps=1)
+    assert torch.equal(out, torch.arange(64.0)[:32] + torch.arange(64.0)[32:]) and torch.equal(right, out)
+    assert {one.unique_read_bytes for one in launches[0].traffic.values()} == {24, 256, 0}
+    assert launches[1].traffic["x, y, out"].read_bytes == 256
+
+
+def test_what_was_replaced_is_there_again(kernels: Any, torch: Any) -> None:
+    import triton
+
+    before = triton.testing.do_bench, torch.cuda.is_available, triton.runtime.driver._active
+    with simulated_triton(), pytest.raises(RuntimeError, match="already"), simulated_triton():
+        pass
+    assert before == (triton.testing.do_bench, torch.cuda.is_available, triton.runtime.driver._active)
+
+
+def test_a_benchmark_takes_the_clocks_time_and_says_so(kernels: Any, torch: Any) -> None:
+    import triton
+
+    if find_spec("nvidia") is None:
+        pytest.skip("NVIDIA's disassemblers are not installed: pip install 'cupyflash[clock]'")
+    with simulated_triton("H100-SXM") as launches, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        x, y, out = (torch.rand(1 << 20, device="cuda") for _ in range(3))
+        ms = triton.testing.do_bench(lambda: kernels.add[1 << 10,](x, y, out, 1 << 20, BLOCK=1024))
+        assert np.isnan(triton.testing.do_bench(lambda: x + y))
+    assert 3 * 4 * 2**20 / 3.4e12 < ms * 1e-3 < 1e-4 and not launches  # no faster than DRAM
+    texts = [str(one.message) for one in said]
+    assert "predicted for H100-SXM by the clock, not measured" in texts[0] and "no time here" in texts[1]
+
+
+@pytest.mark.parametrize("way", ["module", "switch"])
+def test_a_program_runs_as_it_stands(kernels: Any, torch: Any, way: str, tmp_path: Path) -> None:
+    """By the module, or by the switch of the environment, for which an installed package has an entry point."""
+    described = tmp_path / "switched-1.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: switched\nVersion: 1\n")
+    project = (ROOT / "pyproject.toml").read_text()
+    entry = re.search(r'\[project.entry-points."triton.backends"\]\ncupyflash = "(.*)"', project)
+    assert entry is not None
+    (described / "entry_points.txt").write_text(f"[triton.backends]\ncupyflash = {entry[1]}\n")
+    path = os.pathsep.join((str(tmp_path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])))
+    environment = os.environ | {"PYTHONPATH": path, "CUPYFLASH_DEVICE": "H100-SXM"}
+    command = [sys.executable, *(["-m", "cupyflash.sim.triton"] if way == "module" else []), str(PROGRAM)]
+    done = subprocess.run(command, env=environment | {"CUPYFLASH_TRITON": "1"} if way == "switch" else environment,
+                          capture_output=True, text=True, timeout=600)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["H100-SXM (9, 0) cuda:0", "right"]

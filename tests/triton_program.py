@@ -1,0 +1,46 @@
+"""Kernels of Triton for tests/test_triton.py, and a program that asks for a GPU as such programs do."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    tl.store(out + at, tl.load(x + at, mask=inside) + tl.load(y + at, mask=inside), mask=inside)
+
+
+@triton.jit
+def add_strided(x, y, out, n, stride, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    tl.store(out + at * stride, tl.load(x + at, mask=inside) + tl.load(y + at, mask=inside), mask=inside)
+
+
+@triton.jit
+def add_without_a_mask(x, y, out, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.load(x + at) + tl.load(y + at)  # unmasked load
+    tl.store(out + at, total)  # unmasked store
+
+
+@triton.jit
+def add_by_table(table, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = tl.load(table).to(tl.pointer_type(tl.float32))
+    y = tl.load(table + 1).to(tl.pointer_type(tl.float32))
+    out = tl.load(table + 2).to(tl.pointer_type(tl.float32))
+    tl.store(out + at, tl.load(x + at) + tl.load(y + at))
+
+
+if __name__ == "__main__":
+    a, b = torch.rand(1000, device="cuda"), torch.rand(1000).cuda()
+    c = torch.empty_like(a)
+    device = triton.runtime.driver.active.get_active_torch_device()
+    print(torch.cuda.get_device_name(), torch.cuda.get_device_capability(), device)
+    assert a.device == b.device == device
+    add[(triton.cdiv(1000, 256),)](a, b, c, 1000, BLOCK=256)
+    assert torch.equal(c, a + b)
+    print("right")
