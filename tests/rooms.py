@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # sim/cli/
     "commands": (
         "host_memory",
-        *("cli*", "decode_commands", "demo", "explain", "fa3_commands", "flags", "formats", "paper", "resources"),
+        *("cli*", "judging*", "decode_commands", "demo", "explain", "fa3_commands", "flags", "formats", "paper", "resources"),
         *("trace*", "learn*", "verify", "pictures"),
     ),
     # what a user calls: cupyflash/

@@ -26,8 +26,8 @@ from cupyflash.sim.traffic import Traffic
 from cupyflash.words import plural
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("demo", "learn", "predict", "verify", "trace", "sweep", "paper", "explain", "inspect", "profile", "run", "nvcc", "time")
-COMMANDS += ("devices",)
+COMMANDS = ("demo", "learn", "predict", "verify", "trace", "sweep", "paper", "explain", "inspect", "profile", "check", "run")
+COMMANDS += ("nvcc", "time", "devices")
 
 
 def cupyflash(*arguments: str) -> Result:

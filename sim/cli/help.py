@@ -24,6 +24,7 @@ GROUPS = {
     "Device": "device sram mhz cold",
     "Models": "with_l2 l2 with_time roofline results clock",
     "Execution": "seed data_seed max_seconds max_instructions stall_seconds watch",
+    "Judging": "reference inputs strict only",
     "Findings": "suppressions fail_on",
     "Output": "form forms as_json output plot html language timeline_block top lines saves against everything",
 }

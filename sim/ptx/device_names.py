@@ -19,6 +19,7 @@ import numpy as np
 
 from cupyflash.launch import first_use
 
+from . import fresh
 from .rawkernel import DeviceArray, RawKernel, RawModule, place_in, settings
 
 
@@ -106,6 +107,8 @@ def replacements(cupy: ModuleType) -> Iterator[tuple[Any, str, Any]]:
         "asnumpy": asnumpy,
         "is_available": lambda: True,
         "get_array_module": lambda *args: cupy if any(isinstance(arg, DeviceArray) for arg in args) else np,
+        "empty": wrapped(fresh.empty),
+        "empty_like": wrapped(fresh.empty_like),
         "asarray": copied,
         "asanyarray": copied,
         "ascontiguousarray": functools.partial(copied, order="C"),

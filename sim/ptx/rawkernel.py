@@ -32,6 +32,7 @@ from cupyflash.launch.compiler import SHARED_WITHOUT_ASKING
 from cupyflash.launch.nvrtc import architecture, compile_named, compile_to_cubin
 from cupyflash.words import plural
 
+from .fresh import unwritten
 from .module import Launch, Module, Recipe
 from .order.history import Stream
 from .parameters import POINTER_BYTES, ask_about_types, is_maps
@@ -347,6 +348,8 @@ class RawKernel:
         holds = settings()
         how: dict[str, Any] = {"seed": holds.seed, "races": bool(holds.races), "suppressions": holds.suppressions or ()}
         how["stream"] = stream if isinstance(stream, Stream) else None
+        masks = {each: unwritten(value) for each, value in given.items() if isinstance(value, np.ndarray)}
+        how["unwritten"] = {each: mask for each, mask in masks.items() if mask is not None}
         launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, **how)
         deliver(self.name, launch, 2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cupyflash.sim.cli.commands.check import check
 from cupyflash.sim.cli.commands.demo import demo
 from cupyflash.sim.cli.commands.devices import devices
 from cupyflash.sim.cli.commands.explain import explain
@@ -17,5 +18,5 @@ from cupyflash.sim.cli.commands.time import time
 from cupyflash.sim.cli.commands.trace import trace
 from cupyflash.sim.cli.commands.verify import verify
 
-COMMANDS = (demo, learn, predict, verify, trace, sweep, paper, explain, inspect, profile, run, nvcc, time, devices)
+COMMANDS = (demo, learn, predict, verify, trace, sweep, paper, explain, inspect, profile, check, run, nvcc, time, devices)
 """In the order of a first tour."""
