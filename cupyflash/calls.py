@@ -196,7 +196,8 @@ def attention_varlen_backward(
     max_seqlen_k: int | None = None,
     **asked: Unpack[keywords.VarlenBackward],
 ) -> tuple[Any, ...]:
-    """Compute dq, dk and dv (and dsinks) of `attention_varlen`, from its out and lse; shapes as there, dout as out.
+    """Compute dq, dk and dv (and dsinks, and with `return_dscore` the gradients of captured arrays) of `attention_varlen`, from its
+    out and lse; shapes as there, dout as out.
 
     All else as in `attention_backward`.
 
@@ -272,7 +273,7 @@ def _gradients(given: Mapping[str, Any], arrays: Arrays, made: dict[str, Any]) -
     score = one_score(given)
     assert score is not None
     names = asked_sums(score.form, given["return_dscore"])
-    keys = arrays["K"].shape[-3 if given.get("layout") == "bnhd" else -2]
+    keys = given["max_seqlen_k"] if "cu_seqlens_k" in arrays else arrays["K"].shape[-3 if given.get("layout") == "bnhd" else -2]
     terms = math.prod(arrays["Q"].shape[:-1]) * keys * most_terms(score.form)
     with held_for_graph(gpu):
         sums = finished(arrays, names, terms)

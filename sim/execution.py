@@ -205,20 +205,34 @@ def execute_backward(
         raise ValueError(
             f"dbias must be {'zeros in float32 of the shape of bias' if wanted else 'None, as the schedule makes none'}"
         )
+    sums = _sums_for(schedule, dscore, captured)
+    arrays, others = {"q": q, "k": k, "v": v, "out": out, "dout": dout}, {"dbias": dbias, **sums, **beside, **captured, **numbers}
+    execution = _into_gradients(schedule, arrays, lse, others, lambda array: array, seed=seed, watch=watch)
+    _finish_sums(schedule, lse, sums, dscore)
+    return execution
+
+
+def _sums_for(
+    schedule: BackwardSchedule, dscore: Mapping[str, np.ndarray], captured: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Zeros for the kernels' sums, by the struct's names. TypeError or ValueError for arrays that cannot receive them."""
     if not isinstance(dscore, Mapping) or not all(isinstance(array, np.ndarray) for array in dscore.values()):
         raise TypeError(f"dscore must map names of captured arrays to NumPy arrays, got {dscore!r}")
     shapes = {name: captured[field_of(name)].shape for name in schedule.dscore}
     if {name: array.shape for name, array in dscore.items() if array.dtype == np.float32} != shapes:
         raise ValueError(f"dscore must be zeros in float32 for {', '.join(schedule.dscore) or 'nothing'}, of the captured shapes")
     made = zeros_of(schedule.dscore, shapes, schedule.deterministic)
-    sums = {name: np.zeros(*each) for name, each in made.items()}
-    arrays, others = {"q": q, "k": k, "v": v, "out": out, "dout": dout}, {"dbias": dbias, **sums, **beside, **captured, **numbers}
-    execution = _into_gradients(schedule, arrays, lse, others, lambda array: array, seed=seed, watch=watch)
-    form = schedule.problem.options.score
-    terms = 0 if form is None else schedule.problem.head_count * q.shape[-2] * k.shape[-2] * most_terms(form)
+    return {name: np.zeros(*each) for name, each in made.items()}
+
+
+def _finish_sums(
+    schedule: BackwardSchedule, lse: np.ndarray, sums: Mapping[str, np.ndarray], dscore: Mapping[str, np.ndarray]
+) -> None:
+    """Write the gradients of captured arrays into `dscore`; `lse` has an element for each row."""
+    p = schedule.problem
+    terms = 0 if p.options.score is None else lse.size * p.seqlen_k * most_terms(p.options.score)
     for name, gradient in finished(sums, schedule.dscore, terms).items():
         dscore[name][...] = gradient
-    return execution
 
 
 def _into_gradients(
@@ -294,6 +308,7 @@ def execute_varlen_backward(
     out: np.ndarray,
     lse: np.ndarray,
     *,
+    dscore: Mapping[str, np.ndarray] = NO_SUMS,
     seed: int | None = None,
     score: Score | None = None,
     dropout: Dropout | None = None,
@@ -301,8 +316,8 @@ def execute_varlen_backward(
     watch: Watch | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
-    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed`, `score`,
-    `dropout`, `mask`, a function, and `watch` as in `execute`.
+    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `dscore` as in
+    `execute_backward`, `seed`, `score`, `dropout`, `mask`, a function, and `watch` as in `execute`.
 
     Raises as `execute_varlen` does.
     """
@@ -310,8 +325,11 @@ def execute_varlen_backward(
     arrays, captured, numbers = _given(schedule, score, dropout, {**beside, "mask": mask})
     bounds = _posed_varlen(schedule, q, k, v, arrays | captured)
     check_rows({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
-    packed, others = {"q": q, "k": k, "v": v, "out": out, "dout": dout}, bounds | arrays | captured | numbers
-    return _into_gradients(schedule, packed, lse, others, heads_first, seed=seed, watch=watch)
+    sums = _sums_for(schedule, dscore, captured)
+    packed, others = {"q": q, "k": k, "v": v, "out": out, "dout": dout}, bounds | arrays | sums | captured | numbers
+    execution = _into_gradients(schedule, packed, lse, others, heads_first, seed=seed, watch=watch)
+    _finish_sums(schedule, lse, sums, dscore)
+    return execution
 
 
 def _posed_varlen(

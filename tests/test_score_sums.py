@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from test_varlen import packed
 
 import cupyflash
 import mutants
 from cupyflash import Device, Problem, Score
 from cupyflash.request.options import BlockMask
 from cupyflash.request.score_sums import LARGEST, finished, sum_field, summed
-from cupyflash.schedules import BackwardSchedule, plan_backward
+from cupyflash.schedules import BackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim import replay, theory
-from cupyflash.sim.execution import BackwardExecution, execute_backward
+from cupyflash.sim.execution import BackwardExecution, execute_backward, execute_varlen_backward
 from cupyflash.sim.numbers.inputs import Inputs
 from cupyflash.sim.numbers.reference import backward, forward, to_captured
 from cupyflash.sim.numbers.yardstick import Numbers, draw_gradient, drawn, handed_on, measure_gradients
@@ -182,6 +183,46 @@ def test_the_reference_is_that_of_differences(seed: int) -> None:
         sums.append((forward(replace(inputs, score=given)).O * dout).sum())
     want = np.diff(sums)[0] * 2.0**11
     np.testing.assert_allclose(to_captured(inputs, dS, name).flat[place], want, rtol=1e-4, atol=1e-4)
+
+
+SEQLENS = ((9, 12), (0, 5), (18, 17), (7, 0))
+OF_ANY_LENGTH = Score(
+    "cap * tanh(s * gain[h] / cap) + table[h, q - k] + learned[bucket[q - k], h] * near[k % 9]",
+    **{name: EVERY.arrays[name] for name in ("cap", "gain", "table", "learned", "bucket", "near")},
+)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("dtype", "deterministic"), [("float16", False), ("float32", True)])
+def test_packed_sequences(dtype: str, deterministic: bool) -> None:
+    """Sums over all sequences, whose errors add up; and the bounds by which each launch finds its rows."""
+    names, form = ("cap", "gain", "learned", "near", "table"), OF_ANY_LENGTH.form
+    problem = Problem(4, 2, 1, 18, 17, 16, dtype, packed=True, causal=True, score=form)
+    schedule = plan_varlen_backward(problem, A100, SEQLENS, deterministic=deterministic, dscore=names)
+    q, k, v, cu_q, cu_k = packed(SEQLENS, 2, 1, 16, 16, dtype)
+    dout = RNG.standard_normal(q.shape).astype(np.float32).astype(q.dtype)
+    asked: dict[str, Any] = {"causal": True, "score": OF_ANY_LENGTH}
+    out, lse = cupyflash.attention_varlen(q, k, v, cu_q, cu_k, return_lse=True, **asked)
+    dscore = {name: np.zeros(OF_ANY_LENGTH.arrays[name].shape, np.float32) for name in names}
+    made = execute_varlen_backward(schedule, dout, q, k, v, out, lse, dscore=dscore, score=OF_ANY_LENGTH)
+    assert made.findings == ()
+    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == made.traffic
+    exact, allowed = {name: np.zeros(each.shape) for name, each in dscore.items()}, dict.fromkeys(names, 0.0)
+    for number in (0, 2):
+        rows, keys = (slice(bounds[number], bounds[number + 1]) for bounds in (cu_q, cu_k))
+        *sides, of_out = (each.swapaxes(0, 1) for each in (q[rows], k[keys], v[keys], dout[rows]))
+        inputs = Inputs.of(*sides, **asked)
+        dS = backward(of_out, inputs).gradients["dbias"]
+        own = {sum_field(name): to_captured(inputs, dS, name) for name in names}
+        numbers = measure_gradients({name: each.astype(np.float32) for name, each in own.items()}, of_out, inputs)
+        for name in names:
+            exact[name] += own[sum_field(name)]
+            allowed[name] += numbers[sum_field(name)].allowed
+    for name in names:
+        assert np.abs(dscore[name] - exact[name]).max() <= allowed[name], name
+    how: dict[str, Any] = {"return_dscore": True, "deterministic": deterministic, **asked}
+    *_, found = cupyflash.attention_varlen_backward(dout, q, k, v, out, lse, cu_q, cu_k, **how)
+    assert all(np.allclose(found[name], dscore[name], rtol=2e-3, atol=1e-5) for name in names)
 
 
 @pytest.mark.wide

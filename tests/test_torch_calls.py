@@ -53,6 +53,22 @@ def test_packed_sequences_and_masks_as_functions() -> None:
     assert all(each is not None for each in torch.autograd.grad(out.sum(), tensors))
 
 
+def test_what_scores_of_packed_sequences_have_captured_learns() -> None:
+    """As in PyTorch, of each sequence by itself."""
+    q, k, v, table = leaves(drawn((12, 2, 16), (12, 2, 16), (12, 2, 16), (2, 7)))
+    bounds = torch.tensor([0, 5, 12])
+    out = attention_varlen(q, k, v, bounds, bounds, 7, 7, causal=True, score=lambda s, h, q, k: s + table[h, q - k])
+    right = []
+    for rows in (slice(5), slice(5, 12)):
+        one, other, values = (each[rows].double().transpose(0, 1) for each in (q, k, v))
+        far = torch.arange(one.shape[1])[:, None] - torch.arange(one.shape[1])
+        scores = one @ other.transpose(-1, -2) / 4 + table[:, far.clamp(0)]
+        right.append(scores.masked_fill(far < 0, -torch.inf).softmax(-1) @ values)
+    expected = torch.autograd.grad(torch.cat(right, 1).square().sum(), (q, table))
+    for ours, other in zip(torch.autograd.grad(out.square().sum(), (q, table)), expected, strict=True):
+        assert torch.allclose(ours, other, atol=1e-4) and float(ours.abs().max()) > 0.01
+
+
 def test_decoding_has_no_gradient() -> None:
     q, cache = leaves(drawn((2, 2, 1, 16), (2, 2, 32, 16)))
     found = attention_decode(q, cache.detach(), cache.detach(), torch.tensor([9, 20]))
@@ -62,12 +78,7 @@ def test_decoding_has_no_gradient() -> None:
 
 def test_what_is_refused() -> None:
     (q,) = drawn((2, 18, 16))
-    learned, bounds = torch.zeros(18, requires_grad=True), torch.tensor([0, 2])
     refused: list[tuple[Callable[[], Any], str]] = [
-        (
-            lambda: attention_varlen(q, q, q, bounds, bounds, 2, 2, score=lambda s, h: s + learned[h]),
-            "learned, a captured tensor, gets no gradient here: pass learned.detach()",
-        ),
         (lambda: attention(q, q, q, score="s"), "score must be a cupyflash.Score or a Python function, got str"),
         (lambda: attention(q, q, q, layout="nhd"), "layout must be one of bhnd, bnhd, got 'nhd'"),
         (

@@ -59,7 +59,7 @@ def first(call: PublicCall, given: Mapping[str, Any]) -> Any:
     """Makes a call that has to be looked at, which may then be found to be like one before."""
     request = FirstCall.of(call, given)
     with device_of(request.gpu, **request.placed):
-        return request.ready().launch(given, request.by_field)
+        return request.ready().launch({**given, **request.longest}, request.by_field)
 
 
 def compile_first(call: PublicCall, given: Mapping[str, Any]) -> None:
@@ -125,9 +125,12 @@ class FirstCall:
     @property
     def key(self) -> Key | None:
         """The key of `launcher.read`, for packed sequences with the lengths of the longest."""
-        packed = self.options.packed
-        longest = dict(zip(varlen.LONGEST, self.sequences.longest, strict=True)) if packed else {}
-        return read(self.call, {**self.given, **longest}, looked_at=True)[0]
+        return read(self.call, {**self.given, **self.longest}, looked_at=True)[0]
+
+    @property
+    def longest(self) -> dict[str, int]:
+        """The lengths of the longest of packed sequences, by argument."""
+        return dict(zip(varlen.LONGEST, self.sequences.longest, strict=True)) if self.options.packed else {}
 
     @property
     def by_field(self) -> Arrays:
@@ -271,7 +274,7 @@ def _backward(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
         algorithm = choose_backward(problem, device, asked["tiling"], first_refusal(mapped)).algorithm
     if r.options.packed:
         lengths, totals = r.sequences.lengths, r.totals
-        how: dict[str, Any] = {"deterministic": deterministic, "totals": totals, "algorithm": algorithm}
+        how: dict[str, Any] = {"deterministic": deterministic, "totals": totals, "algorithm": algorithm, "dscore": dscore}
         schedule: Any = plan_varlen_backward(problem, device, lengths, asked["tiling"], **how)
     else:
         how = {"deterministic": deterministic, "dbias": dbias, "dscore": dscore}

@@ -100,6 +100,8 @@ class Varlen(PackedKeywords, Returned, total=False):
 class VarlenBackward(PackedKeywords, Gradients, total=False):
     """`attention_varlen_backward`'s."""
 
+    return_dscore: bool | tuple[str, ...]
+
 
 class CacheKeywords(TypedDict, total=False):
     k: Any | None

@@ -329,13 +329,7 @@ def plan_backward(
     if dbias and algorithm != "fa2":
         what = f"algorithm {algorithm!r}, which has no gradient of the bias: 'fa2' has"
         raise ValueError(f"dbias (a call's return_dbias) must be False for {what}")
-    if not isinstance(dscore, tuple) or not all(isinstance(name, str) for name in dscore):
-        raise TypeError(f"dscore must be a tuple of names of captured arrays, got {dscore!r}")
-    if dscore:
-        asked_sums(problem.options.score, dscore, "dscore")
-    if dscore and algorithm != "fa2":
-        what = f"algorithm {algorithm!r}, which has no gradients of captured arrays: 'fa2' has"
-        raise ValueError(f"dscore (a call's return_dscore) must be empty for {what}")
+    _require_sums(problem, algorithm, dscore)
     if dbias and not problem.options.bias:
         raise ValueError("dbias is the gradient of a bias, and there is none")
     if problem.options.packed:
@@ -357,20 +351,33 @@ def plan_varlen_backward(
     totals: tuple[int, int] | None = None,
     algorithm: str = "fa2",
     patterns: Patterns | None = None,
+    dscore: tuple[str, ...] = (),
 ) -> VarlenBackwardSchedule:
-    """The backward of `plan_varlen`'s problem; arguments and errors as there."""
+    """The backward of `plan_varlen`'s problem; arguments and errors as there, `dscore` and `deterministic` as in
+    `plan_backward`."""
     packed = _packed(problem, algorithm)
     tiling = _checked_choice(packed, device, algorithm, tiling, backward=True)
     require_flag("deterministic", deterministic)
+    _require_sums(problem, algorithm, dscore)
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
-        return _plan_backward(problem, device, algorithm, tiling, deterministic, False)
+        return _plan_backward(problem, device, algorithm, tiling, deterministic, False, dscore)
 
     one = _runnable(made, packed, device, tiling) if isinstance(tiling, tuple) else made(packed, tiling)
+    how: dict[str, Any] = {"deterministic": deterministic, "dscore": dscore, "patterns": patterns}
     together = packed_totals(packed, seqlens, totals)
-    return _VARLEN_BACKWARD[algorithm](
-        packed, device, one.tiling, deterministic=deterministic, seqlens=seqlens, packed=together, patterns=patterns
-    )
+    return _VARLEN_BACKWARD[algorithm](packed, device, one.tiling, seqlens=seqlens, packed=together, **how)
+
+
+def _require_sums(problem: Problem, algorithm: str, dscore: object) -> None:
+    """TypeError or ValueError for names of captured arrays whose gradients an algorithm does not make."""
+    if not isinstance(dscore, tuple) or not all(isinstance(name, str) for name in dscore):
+        raise TypeError(f"dscore must be a tuple of names of captured arrays, got {dscore!r}")
+    if dscore:
+        asked_sums(problem.options.score, dscore, "dscore")
+    if dscore and algorithm != "fa2":
+        what = f"algorithm {algorithm!r}, which has no gradients of captured arrays: 'fa2' has"
+        raise ValueError(f"dscore (a call's return_dscore) must be empty for {what}")
 
 
 @lru_cache(maxsize=1024)

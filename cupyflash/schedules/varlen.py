@@ -221,7 +221,8 @@ class VarlenBackwardSchedule(PackedSchedule[Fa2BackwardSchedule], Fa2BackwardSch
 
     def _one(self, problem: Problem) -> Fa2BackwardSchedule:
         skips, of_rows = (bool(self.mask_tiles), bool(self.by_rows.mask_tiles)), self.by_rows.tiling
-        return BackwardOfSequence(problem, self.device, self.tiling, deterministic=self.deterministic, skips=skips, of_rows=of_rows)
+        how: Any = {"deterministic": self.deterministic, "dscore": self.dscore}
+        return BackwardOfSequence(problem, self.device, self.tiling, **how, skips=skips, of_rows=of_rows)
 
     def parts_beside(self, each: RowBlocksOutside) -> tuple[Part, ...]:
         own = (one.bases if isinstance(each, RowBasesSchedule) else one.by_rows for one in self.in_order())

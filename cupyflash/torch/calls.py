@@ -45,7 +45,7 @@ def attention(
     functions = {} if score is None else {"score": TensorFunction.of("score", score)}
     if mask is not None and not isinstance(mask, torch.Tensor):
         functions["mask"], mask = TensorFunction.of("mask", mask), None
-    text, captured = arguments_of(functions, q, learned=True) if functions else ("", [])
+    text, captured = arguments_of(functions, q) if functions else ("", [])
     arrays = {"bias": bias, "sinks": sinks, "mask": mask, "key_lengths": key_lengths, "alibi_slopes": alibi_slopes}
     choices = {"deterministic": deterministic, "algorithm": algorithm, "layout": layout}
     plain = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "dropout": dropout, "seed": seed}
@@ -75,7 +75,8 @@ def attention_varlen(
     deterministic: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """Compute `cupyflash.attention_varlen` of tensors, with gradients of q, k, v and sinks; all else as in `attention` here."""
+    """Compute `cupyflash.attention_varlen` of tensors, with gradients of q, k, v, sinks and what a score has captured; all else as
+    in `attention` here."""
     q, k, v = in_autocast(q, k, v)
     functions = {kind: TensorFunction.of(kind, each) for kind, each in (("score", score), ("mask", mask)) if each is not None}
     text, captured = arguments_of(functions, q) if functions else ("", [])

@@ -57,7 +57,7 @@ def flex_attention(
         functions["score"] = TensorFunction.of("score", lambda s, b, h, row, k: score_mod(s, b, h, row, k))
     if block_mask is not None and (mask := _mask_of(block_mask, query, key)) is not None:
         functions["mask"] = mask
-    text, captured = arguments_of(functions, query, learned=True)
+    text, captured = arguments_of(functions, query)
     operands = map(contiguous, in_autocast(query, key, value))
     out, lse = attend(*operands, functions=text, captured=captured, scale=scale)
     if return_aux is not None:

@@ -32,9 +32,9 @@ class TensorFunction(NamedTuple):
         return cls(*traced(given, ("s", *names) if kind == "score" else names))
 
 
-def arguments_of(functions: Mapping[str, TensorFunction], q: Any, learned: bool = False) -> tuple[str, list[Any]]:
-    """(The text of functions by kind, their captured tensors, a score's first). ValueError for tensors on another device than q,
-    and for tensors of a score that should get a gradient, unless those are `learned`."""
+def arguments_of(functions: Mapping[str, TensorFunction], q: Any) -> tuple[str, list[Any]]:
+    """(The text of functions by kind, their captured tensors, a score's first). ValueError for tensors on another device than
+    q."""
     said: dict[str, Any] = {}
     tensors: list[Any] = []
     for kind, (expression, captured) in functions.items():
@@ -42,8 +42,6 @@ def arguments_of(functions: Mapping[str, TensorFunction], q: Any, learned: bool 
         for name, tensor in there.items():
             if tensor.device != q.device:
                 raise ValueError(f"{name}, a captured tensor, must be on the device of the others, {q.device}, got {tensor.device}")
-            if kind == "score" and tensor.requires_grad and torch.is_grad_enabled() and not learned:
-                raise ValueError(f"{name}, a captured tensor, gets no gradient here: pass {name}.detach()")
         said[kind] = expression, {name: value for name, value in captured.items() if name not in there}, list(there)
         tensors += there.values() if kind == "score" else (each.detach() for each in there.values())  # a condition has no gradient
     return json.dumps(said) if said else "", tensors

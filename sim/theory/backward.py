@@ -67,7 +67,8 @@ def _varlen(schedule: VarlenBackwardSchedule) -> Iterator[tuple[int, Traffic]]:
     k, q = searched_bytes(p.kv_heads, p.batch, packed.total_k, schedule.block_cols)
     yield len(launches(p)), Traffic.of({"cu_seqlens_q": q, "cu_seqlens_k": k}, {})
     q, k = searched_bytes(p.heads, p.batch, packed.total_q, schedule.by_rows.block_rows)
-    yield len(schedule.beside), Traffic.of({"cu_seqlens_q": q, "cu_seqlens_k": k}, {})
+    launched = sum(len(each.ways) if isinstance(each, SumsSchedule) else 1 for each in schedule.beside)
+    yield launched, Traffic.of({"cu_seqlens_q": q, "cu_seqlens_k": k}, {})
     for part in (schedule, *schedule.beside):
         yield 1, Traffic.of(searched_tiles(part), {})
 
