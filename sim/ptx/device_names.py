@@ -19,7 +19,8 @@ import numpy as np
 
 from cupyflash.launch import first_use
 
-from . import fresh
+from . import cupy_kernels, fresh
+from .cupy_kernels import ElementwiseKernel, ReductionKernel, compile_with_cache
 from .rawkernel import DeviceArray, RawKernel, RawModule, place_in, settings
 
 
@@ -103,6 +104,8 @@ def replacements(cupy: ModuleType) -> Iterator[tuple[Any, str, Any]]:
     own = {
         "RawKernel": RawKernel,
         "RawModule": RawModule,
+        "ElementwiseKernel": ElementwiseKernel,
+        "ReductionKernel": ReductionKernel,
         "ndarray": DeviceArray,
         "asnumpy": asnumpy,
         "is_available": lambda: True,
@@ -129,6 +132,9 @@ def replacements(cupy: ModuleType) -> Iterator[tuple[Any, str, Any]]:
             yield cupy, name, numpys if isinstance(numpys, np.ufunc) else wrapped(numpys)
     for name, value in {"Stream": IdleStream, "Event": IdleQueue, "Device": IdleQueue}.items():
         yield cupy.cuda, name, value
+    # `cupyx.jit` keeps what it compiled by the device's number: none that a GPU has.
+    yield cupy.cuda, "get_device_id", lambda: -1
+    yield cupy._core.core, "compile_with_cache", compile_with_cache
     yield cupy.cuda, "is_available", lambda: True
     yield cupy.cuda, "get_current_stream", lambda *_: IdleStream.null
     runtime = {"deviceSynchronize": None, "streamSynchronize": None, "getDevice": 0, "getDeviceCount": 1, "setDevice": None}
@@ -158,8 +164,9 @@ def simulated_cupy() -> Iterator[None]:
 
     Functions that NumPy has under the same name are NumPy's, on a subclass of its arrays with `get` and `set`; RawKernel and
     RawModule are those of the PTX machine; streams, events and devices have nothing to do. Kernels, modules and functions that
-    other modules hold by a name of their own, made or imported before, are replaced there too. Not replaced, and failing as they
-    do without a GPU: ElementwiseKernel, ReductionKernel, `cupyx`, and what NumPy does not have. Raises ImportError without CuPy.
+    other modules hold by a name of their own, made or imported before, are replaced there too. ElementwiseKernel, ReductionKernel
+    and `cupyx.jit.rawkernel` run there too (`cupy_kernels`). Not replaced, and failing as they do without a GPU: the rest of
+    `cupyx`, and what NumPy does not have. Raises ImportError without CuPy.
     """
     cupy = first_use.import_cupy()
     real = (cupy.RawKernel, cupy.RawModule)
@@ -181,6 +188,8 @@ def simulated_cupy() -> Iterator[None]:
         for name, value in list(names.items()):
             if type(value) in real and (type(value) is real[1] or value.code is not None):
                 changes.append((module, name, remade(value, str(names.get("__file__", "")))))
+            elif (kernel := cupy_kernels.remade(value)) is not None:
+                changes.append((module, name, kernel))
             elif id(value) in instead and not isinstance(value, (int, float, bool)):
                 changes.append((module, name, instead[id(value)]))
     with ExitStack() as stack:

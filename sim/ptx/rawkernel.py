@@ -54,6 +54,16 @@ class DeviceArray(np.ndarray):
     def set(self, arr: Any, *_: Any, **__: Any) -> None:
         self[...] = arr
 
+    @property
+    def _c_contiguous(self) -> bool:
+        """CuPy's own name, by which `cupyx.jit` makes the type of an array's parameter."""
+        return bool(self.flags.c_contiguous)
+
+    @property
+    def _index_32_bits(self) -> bool:
+        low, high = np.lib.array_utils.byte_bounds(self)
+        return bool(high - low <= 1 << 31)
+
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         return np.asarray(array).view(DeviceArray)  # CuPy has arrays of no dimensions where NumPy has scalars
 
@@ -256,7 +266,7 @@ def cupy_headers() -> tuple[list[str], list[str]]:
 def place_of(code: str, name: str) -> tuple[str, int]:
     """Returns (file, line) of the first line of `code` in the Python file that makes a kernel of it."""
     frame = sys._getframe(1)
-    while frame.f_globals.get("__name__") == __name__ and frame.f_back:
+    while str(frame.f_globals.get("__name__")).startswith(f"{__package__}.") and frame.f_back:
         frame = frame.f_back
     return place_in(frame.f_code.co_filename, code, name)
 
@@ -277,6 +287,25 @@ def _checked(name: str, value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got {value!r}")
     return value
+
+
+def issue(
+    loaded: Loaded,
+    name: str,
+    grid: tuple[int, ...],
+    block: tuple[int, ...],
+    given: Mapping[str, Any],
+    unwritten: Mapping[str, Array],
+    *,
+    shared_mem: int = 0,
+    stream: Any = None,
+) -> None:
+    """Launches a kernel of a module as the settings in force say, and delivers the launch. `unwritten` as in `Module.launch`."""
+    holds = settings()
+    how: dict[str, Any] = {"seed": holds.seed, "races": bool(holds.races), "suppressions": holds.suppressions or ()}
+    how["stream"] = stream if isinstance(stream, Stream) else None
+    launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, unwritten=unwritten, **how)
+    deliver(name, launch, 3)
 
 
 class RawKernel:
@@ -345,13 +374,9 @@ class RawKernel:
         """
         loaded, name = self._loaded()
         grid, block, given = self._given(grid, block, args, shared_mem)
-        holds = settings()
-        how: dict[str, Any] = {"seed": holds.seed, "races": bool(holds.races), "suppressions": holds.suppressions or ()}
-        how["stream"] = stream if isinstance(stream, Stream) else None
         masks = {each: unwritten(value) for each, value in given.items() if isinstance(value, np.ndarray)}
-        how["unwritten"] = {each: mask for each, mask in masks.items() if mask is not None}
-        launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, **how)
-        deliver(self.name, launch, 2)
+        known = {each: mask for each, mask in masks.items() if mask is not None}
+        issue(loaded, name, grid, block, given, known, shared_mem=shared_mem, stream=stream)
 
     def clock(
         self,
