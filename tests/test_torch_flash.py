@@ -131,7 +131,7 @@ def test_what_is_refused() -> None:
         (lambda: flash_attn_with_kvcache(q, k, k, cache_leftpad=cu), "cache_leftpad must be None"),
         (lambda: flash_attn_with_kvcache(q, k, k, q, q), "cache_seqlens must be given with k"),
         (lambda: flash_attn_with_kvcache(q, k, k, cache_batch_idx=cu, block_table=cu[None]), "cache_batch_idx must be None beside"),
-        (lambda: flash_attn_func(q.double(), k.double(), k.double()), "q must be one of float16, bfloat16, float32, got float64"),
+        (lambda: flash_attn_func(q.double(), k, k), "q must be of float16, bfloat16 or float32, got torch.float64"),
     ]
     for call, message in refused:
         with pytest.raises((TypeError, ValueError), match=re.escape(message)):

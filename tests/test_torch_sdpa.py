@@ -117,7 +117,7 @@ def test_autocast() -> None:
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "float64": (((18, 16), (18, 16)), {"dtype": torch.float64}, "q must be one of float16, bfloat16, float32, got float64"),
+    "float64": (((18, 16), (18, 16)), {"dtype": torch.float64}, "query must be of float16, bfloat16 or float32, got torch.float64"),
     "heads": (((4, 18, 16), (2, 18, 16)), {}, "(2, 18, 16): with fewer heads in key and value pass enable_gqa"),
     "uneven heads": (((4, 18, 16), (3, 18, 16)), {"enable_gqa": True}, "heads must be a multiple of kv_heads, got heads=4"),
     "one axis": (((16,), (16,)), {}, "query must have two axes or more, (..., L, E), got shape (16,)"),

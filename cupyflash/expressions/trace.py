@@ -48,6 +48,8 @@ OPERATIONS = {
     "square": "({0} * {0})",
     "exp2": f"exp({{}} * {math.log(2)})",
     "sigmoid": "(1.0 / (1.0 + exp(-{})))",
+    "relu": "max({}, 0.0)",
+    "silu": "({0} / (1.0 + exp(-{0})))",
 }
 KNOWN = f"arithmetic, comparisons, & | ~, and NumPy's or PyTorch's {', '.join(dict.fromkeys(FUNCTIONS))}, minimum, maximum, clip"
 DECIDE = (
@@ -251,7 +253,8 @@ class Traced:
     def __torch_function__(cls, function: Any, types: Any, values: Any = (), beside: Any = None) -> Any:
         flat = [each for value in values for each in (value if isinstance(value, tuple) else (value,))]
         trace: Tracing = next(each for each in flat if isinstance(each, Traced))._trace
-        return trace.called(function.__name__, values, beside or {})
+        named = {name: value for name, value in (beside or {}).items() if name != "inplace"}  # an activation makes a value anew
+        return trace.called(function.__name__, values, named)
 
 
 class Symbolic(Traced):
@@ -299,6 +302,11 @@ class Symbolic(Traced):
         self._refuse("and an expression has no **: write x * x, or np.exp(np.log(x) * y)")
 
     __rpow__ = __pow__
+
+    def __xor__(self, other: Any) -> Any:
+        self._refuse("and an expression has no bits: of conditions write a != b; x * 8 and x // 8 in place of x << 3 and x >> 3")
+
+    __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __xor__
 
     def _refuse(self, reason: str) -> NoReturn:
         raise Untraceable(f"{cut(_shown(self.text))} is known only in the kernel, {reason}")

@@ -8,6 +8,7 @@ import torch
 
 import cupyflash.torch.ops  # noqa: F401, the operations
 from cupyflash.torch.functions import TensorFunction, arguments_of
+from cupyflash.torch.memory import TYPES, require_operands
 
 
 def attention(
@@ -41,6 +42,7 @@ def attention(
 
     Returns O, of q's dtype, and with `return_lse` the log-sum-exps, which have no gradient.
     """
+    require_operands(q=q, k=k, v=v)
     q, k, v, bias = in_autocast(q, k, v, bias)
     functions = {} if score is None else {"score": TensorFunction.of("score", score)}
     if mask is not None and not isinstance(mask, torch.Tensor):
@@ -77,6 +79,7 @@ def attention_varlen(
 ) -> Any:
     """Compute `cupyflash.attention_varlen` of tensors, with gradients of q, k, v, sinks and what a score has captured; all else as
     in `attention` here."""
+    require_operands(q=q, k=k, v=v)
     q, k, v = in_autocast(q, k, v)
     functions = {kind: TensorFunction.of(kind, each) for kind, each in (("score", score), ("mask", mask)) if each is not None}
     text, captured = arguments_of(functions, q) if functions else ("", [])
@@ -115,6 +118,7 @@ def attention_decode(
     return_lse: bool = False,
 ) -> Any:
     """Compute `cupyflash.attention_decode` of tensors, which writes k and v into the caches; there are no gradients."""
+    require_operands(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     functions = {kind: TensorFunction.of(kind, each) for kind, each in (("score", score), ("mask", mask)) if each is not None}
     with torch.no_grad():
         text, captured = arguments_of(functions, q) if functions else ("", [])
@@ -168,5 +172,4 @@ def in_autocast(*tensors: Any) -> tuple[Any, ...]:
     if not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
-    known = (torch.float16, torch.bfloat16, torch.float32)
-    return tuple(each.to(dtype) if each is not None and each.dtype in known else each for each in tensors)
+    return tuple(each.to(dtype) if each is not None and each.dtype in TYPES else each for each in tensors)

@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import AuxOutput, noop_mask
 
 from cupyflash.torch.calls import attend, contiguous, in_autocast
 from cupyflash.torch.functions import TensorFunction, arguments_of
+from cupyflash.torch.memory import require_operands
 
 # A block size that stands for no blocks at all
 WHOLE = 1 << 30
@@ -47,6 +48,7 @@ def flex_attention(
         raise ValueError("return_lse must be False beside return_aux, which replaces it")
     if return_aux is not None and return_aux.max_scores:
         raise ValueError("return_aux must not ask for max_scores: kernels keep no row's largest score")
+    require_operands(query=query, key=key, value=value)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
             raise ValueError(f"{name} must be (B, H, L, E), got shape {tuple(tensor.shape)}")

@@ -10,6 +10,26 @@ import torch
 
 from cupyflash.arrays import numpy_dtype
 
+# The types of q, k and v
+TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def require_operands(**tensors: Any) -> None:
+    """TypeError or ValueError unless tensors (or None) are dense, of one of the three types, and on the first one's device."""
+    there = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    for name, tensor in there.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}: cupyflash's own calls take arrays")
+        if tensor.is_nested or tensor.layout != torch.strided:
+            kind = "nested" if tensor.is_nested else "sparse"
+            raise TypeError(f"{name} must be a dense tensor, got a {kind} one; attention_varlen takes sequences that are packed")
+        if tensor.dtype not in TYPES:
+            raise TypeError(f"{name} must be of float16, bfloat16 or float32, got {tensor.dtype}: pass {name}.to(torch.float32)")
+    first, one = next(iter(there.items()))
+    for name, tensor in there.items():
+        if tensor.device != one.device:
+            raise ValueError(f"{name} must be on {first}'s device {one.device}, got {tensor.device}")
+
 
 def array_of(tensor: Any) -> Any:
     """A tensor's memory as an array of NumPy (a CPU tensor's) or of CuPy (a CUDA tensor's)."""

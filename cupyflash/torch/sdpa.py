@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from cupyflash.torch.calls import attend, contiguous, in_autocast
+from cupyflash.torch.memory import require_operands
 
 # The mask of PyTorch's `is_causal`, aligned top-left, as an operation gets it
 TOP_LEFT = '{"mask": ["k <= row", {}, []]}'
@@ -34,6 +35,7 @@ def scaled_dot_product_attention(
 
     Returns a tensor (..., h, L, E_v). Raises TypeError or ValueError for arguments that do not go together.
     """
+    require_operands(query=query, key=key, value=value)
     query, key, value, attn_mask = in_autocast(query, key, value, attn_mask)
     causal, attn_mask = _aligned(attn_mask, is_causal)
     if attn_mask is not None and is_causal:
