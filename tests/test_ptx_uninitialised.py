@@ -166,6 +166,8 @@ UNWRITTEN = {
     "under a predicate": (PREDICATED % "@p mov.f32 %0, f; @!p neg.f32 %0, f;", "asm", 5, ()),
     "bytes of a word": (BYTES.replace("else b[j] = 0x77;\n", ""), "s +=", 63, ()),
     "stored": (PREDICATED % "st.global.f32 [%3], f;", "asm", 5, ()),
+    "a sum of nothing": (PREDICATED % "add.f32 f, f, f; mov.f32 %0, f;", "y[t]", 5, ()),
+    "mixed with a sum of nothing": (PREDICATED % "add.f32 f, f, f; add.f32 %0, %0, f;", "asm", 5, ()),
 }
 
 # These only copy, merge and hand round what nobody wrote.
@@ -182,6 +184,7 @@ if (x[i] >= 0) { v = i; have = true; }
     "a part of a pair": "ushort2 v;\nv.x = t;\nif (t < n) v.y = 1;\n((ushort2 *)y)[t] = v;\ny[t + 64] = v.x;",
     "bytes of a word": BYTES,
     "under a predicate": PREDICATED % "@p mov.f32 %0, f;",
+    "a sum in all lanes of which some count": PREDICATED % "add.f32 f, f, f; fma.rn.f32 f, f, f, f; @p mov.f32 %0, f;",
     "under either predicate": PREDICATED % "@!p mov.f32 f, 0f3F800000; add.f32 %0, f, f;",
     "selected": PREDICATED % "selp.f32 f, f, %0, p; add.f32 %0, f, f;",
 }

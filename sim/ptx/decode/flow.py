@@ -371,6 +371,18 @@ def results(plan: Plan) -> tuple[Arg, ...]:
     return plan.writes[:1] if plan.instruction.opcode == "shfl" else plan.writes
 
 
+def calculated(plan: Plan) -> tuple[Arg, ...]:
+    """Returns the registers that arithmetic combines, at least two, if the result is as blank as they are where nobody wrote any of
+    them: compilers reduce over all lanes of a warp, of which only some have a value, and store the result of one of those. A
+    comparison decides something.
+    """
+    if not plan.pure or plan.control is not None or plan.collective is not None or plan.flops or copied(plan):
+        return ()
+    if any(a.dtype == bool for a in plan.writes):
+        return ()
+    return plan.reads if len(plan.reads) > 1 and all(isinstance(a.operand, Reg) for a in plan.reads) else ()
+
+
 def names(args: Iterable[Arg]) -> list[str]:
     return [a.operand.name for a in args if isinstance(a.operand, Reg) and a.operand != SINK]
 
@@ -384,7 +396,7 @@ def touched(plan: Plan) -> list[str]:
 @dataclass(frozen=True)
 class Doubtful:
     """Registers that may be read though nobody wrote them: `blank` are so from the start, `registers` are these and all that may
-    get copies of them. `watched` are the instructions that read or write such a register.
+    get copies of them, or results of arithmetic with nothing else. `watched` are the instructions that read or write one.
     """
 
     blank: frozenset[str]
@@ -398,7 +410,8 @@ class Doubtful:
         while more - every:
             every |= more
             for plan in plans:
-                if every.intersection(names(plan.reads[k] for k in copied(plan))):
+                whole = names(calculated(plan))
+                if every.intersection(names(plan.reads[k] for k in copied(plan))) or (whole and every.issuperset(whole)):
                     more |= {*names(results(plan))}
         watched = frozenset(pc for pc, plan in enumerate(plans) if every.intersection(touched(plan)))
         return cls(frozenset(blank), frozenset(every), watched)

@@ -7,13 +7,14 @@ does the machine (`execute.scheduler.ReadyLanes`), whose counts of warps must co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..decode.access import WINDOWS, address_arg, moved
 from ..decode.code import Code
-from ..decode.flow import PER_LANE
+from ..decode.flow import PER_LANE, calculated, names
 from ..decode.registry import FLUSH, KEEP, WHOLE_WARP, Arg, Barrier, Branch, Exit, Plan, Return, WarpBarrier
 from ..decode.table_rows import Formula
 from ..decode.warp import source_lanes
@@ -299,13 +300,27 @@ class KernelText(Arithmetic):
         read = [a.operand.name for a in plan.reads if isinstance(a.operand, Reg) and a.operand.name in self.doubted]
         if i.opcode == "mov" and len(plan.reads) == len(plan.writes) == 1 and read:
             self.moved = self.add(f"load i64, ptr {self.blanks(read[0])}")
+        elif read and names(calculated(plan)) == read:
+            self.moved = self.blank_together(read, here)
+        elif read and i.opcode == "shfl" and all(isinstance(operand, Imm) for operand in i.operands[2:4]):
+            self.moved = self.add(f"load i64, ptr {self.blanks(read[0])}")
         else:
             self.moved = "0"
             self.unblank(read, here)
         return here
 
-    def unblank(self, names: list[str], here: str) -> None:
-        for name in names:
+    def blank_together(self, read: Sequence[str], here: str) -> str:
+        """Gives up if a lane wrote some of these registers, but not all; returns the lanes that wrote none."""
+        every, none = "0", "-1"
+        for name in read:
+            blank = self.add(f"load i64, ptr {self.blanks(name)}")
+            every, none = self.add(f"or i64 {every}, {blank}"), self.add(f"and i64 {none}, {blank}")
+        lanes = self.add(f"trunc i64 {self.add(f'xor i64 {every}, {none}')} to i32")
+        self.fail_if(self.add(f"icmp ne i32 {self.add(f'and i32 {lanes}, {here}')}, 0"))
+        return none
+
+    def unblank(self, registers: list[str], here: str) -> None:
+        for name in registers:
             if name in self.doubted:
                 blank = self.add(f"load i64, ptr {self.blanks(name)}")
                 lanes = self.add(f"trunc i64 {blank} to i32")
@@ -377,6 +392,10 @@ class KernelText(Arithmetic):
                 self.add(f"shufflevector {vector(of)} {x}, {vector(of)} poison, {vector('i32')} {places}")
                 for of, x in (("i1", self.active), ("i32", value))
             )
+            if self.moved != "0":
+                blank = self.add(f"bitcast i32 {self.add(f'trunc i64 {self.moved} to i32')} to {vector('i1')}")
+                blank = self.add(f"shufflevector {vector('i1')} {blank}, {vector('i1')} poison, {vector('i32')} {places}")
+                self.moved = self.add(f"zext i32 {self.bits(blank)} to i64")
         else:
             step, segment, last, first = self.segments(plan)
             how = {"up": "sub", "down": "add", "bfly": "xor"}.get(mode)

@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from ..decode.code import Code
-from ..decode.flow import copied, merged, names, results, touched
+from ..decode.flow import calculated, copied, merged, names, results, touched
 from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
 from ..state.findings import ERROR, Findings, Verdict
 from ..state.lane_sets import LaneSet, Wave
@@ -149,8 +149,9 @@ class Shadows:
         else:
             self.open.discard(name)
 
-    def judge(self, pc: int, lanes: LaneSet, predicate: Array | None) -> Array:
-        """Reports unwritten registers that instruction `pc` uses under its predicate; returns a mask of the lanes that mix them."""
+    def judge(self, pc: int, lanes: LaneSet, predicate: Array | None) -> tuple[Array, Array]:
+        """Reports unwritten registers that instruction `pc` uses under its predicate; returns masks of the lanes that mix them, and
+        of those whose result is as blank as all operands."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         used = [a for k, a in enumerate(plan.reads) if k not in copied(plan)]
         stored: list[Arg] = []
@@ -163,13 +164,22 @@ class Shadows:
         holds = everywhere if predicate is None or i.predicate is None else ~predicate if i.predicate[1] else predicate
         if i.predicate is not None:
             self.report(i, lanes, everywhere, [Arg(i.predicate[0], TYPES["pred"].dtype)])
+        blank = holds & self.all_blank(plan, lanes)
+        holds = holds & ~blank
         # Each bit of an address or of a compared value matters; numbers may be packed with others that are never used.
         whole = len(used) if i.opcode == "setp" else 1 if i.opcode in ADDRESSED else 0
         for k, arg in enumerate(used):
             self.report(i, lanes, holds, [arg], any_bit=k < whole and not arg.packed)
         if stored:
             self.report(i, lanes, holds, stored)
-        return self.mixed(pc, lanes, holds)
+        return self.mixed(pc, lanes, holds), blank
+
+    def all_blank(self, plan: Plan, lanes: LaneSet) -> Array:
+        """Returns a mask of the lanes in which nobody wrote any of the registers that arithmetic reads."""
+        read = calculated(plan)
+        if not read or any(name not in self.rows for name in names(read)):
+            return np.zeros(lanes.n, bool)
+        return np.logical_and.reduce([self.blank(arg, lanes) for arg in read])
 
     def mixed(self, pc: int, lanes: LaneSet, holds: Array) -> Array:
         """Reports written and unwritten registers that an instruction mixes bit by bit; returns a mask of the lanes that do so."""
@@ -231,7 +241,7 @@ class Shadows:
             if self.open.isdisjoint(named) or self.known(lanes, named):
                 thunk()
                 return
-            told = self.judge(pc, lanes, predicate)
+            told, blank = self.judge(pc, lanes, predicate)
             if targets:
                 for name, row in rows.items():
                     row[:] = self.rows[name][lanes.index]
@@ -241,6 +251,7 @@ class Shadows:
                     change()
                 for name in targets:
                     rows[name][told] = 0
+                    rows[name][blank] = ~rows[name].dtype.type(0)
                     self.rows[name][lanes.index] = rows[name]
                     # Zeros that come with a byte do not decide the bits above it.
                     self.written[name][lanes.index] = written[name] & ~rows[name]
