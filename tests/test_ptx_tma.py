@@ -388,7 +388,7 @@ def test_forms_that_are_of_other_chips_or_modes() -> None:
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.min.f32 [%rd1], [%r1], 64;",
         "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.f32 [%r1], [%r1], 64, [%r2];",
         "cp.async.bulk.shared::cta.shared::cta.mbarrier::complete_tx::bytes [%r1], [%r1], 64, [%r2];",
-        "tensormap.replace.tile.rank.global.b1024.b32 [%rd1], 1;",
+        "tensormap.replace.tile.swizzle_atomicity.global.b1024.b32 [%rd1], 1;",
     ]
     with pytest.raises(UnsupportedPTX) as caught:
         Module.from_ptx(program("\n".join(lines)))

@@ -111,6 +111,80 @@ def test_faults_are_found_where_they_are(seed: int | None) -> None:
         assert {f.kind for f in launch.findings} <= {kind} | follow, (after, launch.findings)
 
 
+# -- maps that a kernel makes ------------------------------------------------------------------------------------------------
+
+FIELDS = [
+    ("global_address", "b64", "%rd5"),
+    ("rank", "b32", "1"),
+    *(("box_dim", "b32", f"{k}, {n}") for k, n in enumerate((32, 16))),
+    *(("global_dim", "b32", f"{k}, {n}") for k, n in enumerate((32, 40))),
+    ("global_stride", "b64", "0, 128"),
+    *(("element_stride", "b32", f"{k}, 1") for k in range(2)),
+    *(("elemtype", "b32", "7"), ("interleave_layout", "b32", "0"), ("swizzle_mode", "b32", "3"), ("fill_mode", "b32", "0")),
+]
+REPLACE = "@%p1 tensormap.replace.tile.{}.shared::cta.b1024.{} [%rd7], {};"
+REPLACED = "\n".join(REPLACE.format(*field) for field in FIELDS)
+
+# As Triton's compiler does it: zeros in shared memory become a map, which a warp copies to the launch's scratch memory.
+MADE = f"""{START}
+ld.param.u64 %rd2, [g]; ld.param.u64 %rd5, [q]; cvt.u64.u32 %rd7, %r1;
+setp.lt.u32 %p2, %r0, 32;
+shl.b32 %r11, %r0, 2; add.u32 %r12, %r1, %r11;
+@%p2 st.shared.b32 [%r12], 0;
+bar.warp.sync -1;
+{REPLACED}
+bar.warp.sync -1;
+@%p2 tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd2], [%rd7], 128;
+@%p2 fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;
+@%p1 mbarrier.init.shared::cta.b64 [%r2], 1;
+@%p1 fence.mbarrier_init.release.cluster;
+bar.sync 0;
+@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 2048;
+@%p1 fence.proxy.async.shared::cta;
+@%p1 {COPY} [%r1], [%rd2, {{0, -2}}], [%r2];
+W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra W;
+mov.u64 %rd3, o;
+bar.sync 0;
+@!%p1 bra DONE;
+cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd3, {{0, 0}}], [%r1];
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;
+DONE:
+"""
+
+
+def made(text: str, seed: int | None = None) -> tuple[Launch, np.ndarray, np.ndarray]:
+    x, y = np.arange(40 * 32, dtype=np.float32).reshape(40, 32), np.zeros((16, 32), np.float32)
+    maps = {"x": TensorMap(x, (32, 16), swizzle=128), "y": TensorMap(y, (32, 16), swizzle=128)}
+    whole = f"{HEAD}.visible .entry k({PIPE_PARAMS})\n{{\n{REGISTERS}\n{text}\nret;\n}}\n"
+    args = {**maps, "g": np.zeros(128, np.uint8), "q": x}
+    return Module.from_ptx(whole).launch("k", 1, 64, args, seed=seed, max_instructions=100_000), x, y
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_map_that_a_kernel_makes_is_one_that_the_host_makes(seed: int | None) -> None:
+    launch, x, y = made(MADE, seed)
+    assert launch.findings == () and launch.traffic["q"].read_bytes == 14 * 128  # two rows of the box lie before the tensor
+    assert np.array_equal(y[2:], x[:14]) and not y[:2].any()
+
+
+@pytest.mark.parametrize(
+    "before, after, kind, message",
+    [
+        ("b1024.b32 [%rd7], 1, 16;", "b1024.b32 [%rd7], 1, 300;", "bad tensor map", "box_dim cannot be 300"),
+        ("b1024.b64 [%rd7], 0, 128;", "b1024.b64 [%rd7], 0, 120;", "bad tensor map", "strides must be multiples of 16 bytes"),
+        ("b1024.b32 [%rd7], 3;", "b1024.b32 [%rd7], 1;", "bad tensor map", "at most the swizzle's 32 bytes"),
+        ("@%p2 st.shared.b32 [%r12], 0;", "@%p2 st.shared.b32 [%r12], 1;", "bad tensor map", "nor zeros of which one can be made"),
+        ("@%p2 fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;", "", "proxy", "acquire, before the use"),
+        ("@%p2 st.shared.b32 [%r12], 0;\nbar.warp.sync -1;", "@%p2 st.shared.b32 [%r12], 0;", "race", "not ordered"),
+    ],
+)
+def test_faults_in_the_making_of_a_map(before: str, after: str, kind: str, message: str) -> None:
+    assert MADE.count(before) >= 1
+    launch, _, _ = made(MADE.replace(before, after, 1))
+    assert any(one.kind == kind and message in one.message for one in launch.findings), launch.findings
+
+
 # -- CUDA C -----------------------------------------------------------------------------------------------------------------
 
 CUDA = r"""

@@ -36,7 +36,7 @@ from .fresh import unwritten
 from .module import Launch, Module, Recipe
 from .order.history import Stream
 from .parameters import POINTER_BYTES, ask_about_types, is_maps
-from .state.findings import Finding, Suppression, asked, told
+from .state.findings import ERROR, FAIL_ON, WARNING, Finding, Suppression, asked, told
 from .text.syntax import Array, Variable, base_name, parameters
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class DeviceArray(np.ndarray):
 
 
 POLICIES = ("raise", "warn", "keep")
+RAISED = (WARNING, ERROR, "never")
 
 
 class KernelFault(RuntimeError):
@@ -107,10 +108,11 @@ class SettingsFrame:
     seed: int | None = None
     races: bool | None = None
     suppressions: tuple[Suppression, ...] | None = None
+    fail_on: str | None = None
     launches: list[Launch] = field(default_factory=list)
 
 
-_DEFAULT = SettingsFrame("raise", "compute_80", None, True, ())
+_DEFAULT = SettingsFrame("raise", "compute_80", None, True, (), WARNING)
 _frames: ContextVar[tuple[SettingsFrame, ...]] = ContextVar("_frames", default=())
 
 
@@ -122,20 +124,24 @@ def simulation(
     seed: int | None = None,
     races: bool | None = None,
     suppressions: str | os.PathLike[str] | Sequence[Suppression] | None = None,
+    fail_on: str | None = None,
 ) -> Iterator[list[Launch]]:
     """Sets how `RawKernel` and `RawModule` run in the `with` block; gives the list of the launches made there, in order.
 
     findings: "raise" (a `KernelFault`, the default), "warn" (a `KernelFaultWarning`) or "keep" (only in the launches).
     arch: the architecture to compile for, "sm_90", "90a", "8.6"; the default is compute_80. seed: None runs warps in lock step
-    where they agree, a number in a random order. races: True looks for data races. suppressions: as in `Module.launch`. An omitted
-    setting is that of the block around.
+    where they agree, a number in a random order. races: True looks for data races. suppressions: as in `Module.launch`. fail_on:
+    the least severity that raises, "warning" (the default), "error" or "never"; lesser findings warn. An omitted setting is that of
+    the block around.
     A block with `findings` keeps its launches from the lists of the blocks around it.
     Settings are those of the thread (of the `contextvars` context). Raises ValueError for wrong settings.
     """
     if findings is not None and findings not in POLICIES:
         raise ValueError(f"findings must be one of {', '.join(map(repr, POLICIES))}, got {findings!r}")
+    if fail_on is not None and fail_on not in RAISED:
+        raise ValueError(f"fail_on must be one of {', '.join(map(repr, RAISED))}, got {fail_on!r}")
     allowed = None if suppressions is None else asked(suppressions)
-    frame = SettingsFrame(findings, None if arch is None else architecture(str(arch)), seed, races, allowed)
+    frame = SettingsFrame(findings, None if arch is None else architecture(str(arch)), seed, races, allowed, fail_on)
     token = _frames.set((*_frames.get(), frame))
     try:
         yield frame.launches
@@ -150,7 +156,7 @@ def settings() -> SettingsFrame:
     def last(name: str) -> object:
         return next((value for frame in reversed(frames) if (value := getattr(frame, name)) is not None), None)
 
-    return SettingsFrame(*(last(name) for name in ("findings", "arch", "seed", "races", "suppressions")))  # type: ignore[arg-type]
+    return SettingsFrame(*(last(name) for name in ("findings", "arch", "seed", "races", "suppressions", "fail_on")))  # type: ignore[arg-type]
 
 
 def deliver(kernel: str, launch: Launch, stacklevel: int) -> None:
@@ -166,9 +172,10 @@ def deliver(kernel: str, launch: Launch, stacklevel: int) -> None:
     if policy != "keep":
         for line in told(launch.suppressed, launch.unmatched):
             warnings.warn(f"kernel {kernel}: {line}", KernelWarning, stacklevel + 1)
-    if launch.findings and policy == "raise":
+    fatal = FAIL_ON[settings().fail_on or WARNING]
+    if policy == "raise" and any(one.severity in fatal for one in launch.findings):
         raise KernelFault(kernel, launch)
-    if launch.findings and policy == "warn":
+    if launch.findings and policy != "keep":
         warnings.warn(fault_text(kernel, launch.findings), KernelFaultWarning, stacklevel + 1)
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["simulated_triton"]
 
+BENCHMARK_SECONDS = 60.0
+
 SWITCH = "CUPYFLASH_TRITON"
 """The variable of the environment that simulates Triton for a whole program."""
 
@@ -37,11 +39,15 @@ def simulated_triton(
     seed: int | None = None,
     races: bool | None = None,
     suppressions: str | os.PathLike[str] | Sequence[Suppression] | None = None,
+    fail_on: str = "error",
+    benchmark_seconds: float = BENCHMARK_SECONDS,
 ) -> Iterator[list[Launch]]:
     """Runs Triton's kernels on the PTX machine in the `with` block; gives the list of the launches made there, in order.
 
     device: a `Device` or a name ("H100-SXM"); None: that of `cupyflash.simulated_device` or CUPYFLASH_DEVICE, else an A100-40GB.
-    findings, seed, races, suppressions: as for `ptx.simulation`; findings raise a `ptx.KernelFault` by default.
+    findings, seed, races, suppressions, fail_on: as for `ptx.simulation`: errors raise a `ptx.KernelFault` by default, and warnings
+    warn (Triton lets several warps store the same bytes). benchmark_seconds: the processor time that all benchmarks may take
+    together; those behind have no time (NaN), and autotuners take their first configuration.
 
     Kernels take PyTorch's tensors on the CPU and NumPy arrays, which they write in place. If PyTorch is installed, programs that
     ask for the device "cuda" get CPU tensors (`devices`), and `torch.cuda` answers for the simulated device. Benchmarks
@@ -53,6 +59,8 @@ def simulated_triton(
     from cupyflash.launch.simulated import current_simulation
     from cupyflash.sim.ptx import simulation
 
+    if isinstance(benchmark_seconds, bool) or not isinstance(benchmark_seconds, int | float) or not benchmark_seconds >= 0:
+        raise ValueError(f"benchmark_seconds must be a number of seconds from 0 (math.inf for no limit), got {benchmark_seconds!r}")
     if device is None:
         found = current_simulation().device
     else:
@@ -65,6 +73,7 @@ def simulated_triton(
         raise ImportError("simulated_triton needs Triton: pip install 'cupyflash[triton]'", name="triton") from error
 
     with ExitStack() as stack:
-        launches = stack.enter_context(simulation(findings=findings, seed=seed, races=races, suppressions=suppressions))
-        stack.enter_context(replaced_driver(found))
+        how = simulation(findings=findings, seed=seed, races=races, suppressions=suppressions, fail_on=fail_on)
+        launches = stack.enter_context(how)
+        stack.enter_context(replaced_driver(found, benchmark_seconds=benchmark_seconds))
         yield launches

@@ -6,7 +6,7 @@ its `data_ptr()` is its address on the simulated device: what a program stores i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,22 @@ def is_cuda(value: Any) -> bool:
     if isinstance(value, torch.device):
         return bool(value.type == "cuda")
     return isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+
+
+IN_FLOAT32 = {torch.nn.functional.layer_norm, torch.nn.functional.rms_norm, torch.nn.functional.group_norm}
+"""Functions whose gradients PyTorch's CPU kernels sum in half precision, and CUDA's in float32: here the CPU's do so, too."""
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def in_float32(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Calls a function on float32 for half types; the result is of the first argument's type."""
+
+    def widened(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) and value.dtype in HALVES else value
+
+    found = func(*map(widened, args), **{name: widened(value) for name, value in kwargs.items()})
+    return found.to(args[0].dtype) if args else found
 
 
 class CudaOnCpu(TorchFunctionMode):
@@ -54,6 +70,8 @@ class CudaOnCpu(TorchFunctionMode):
         kwargs = {name: CPU if is_cuda(value) else value for name, value in (kwargs or {}).items()}
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
+        if func in IN_FLOAT32:
+            return in_float32(func, args, kwargs)
         return func(*args, **kwargs)
 
 

@@ -19,14 +19,15 @@ from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
 
 from cupyflash.device import Device
-from cupyflash.sim.clock.loaded import MachineCode
+from cupyflash.sim.clock.execution import CubinKernel
 from cupyflash.sim.clock.sass import registers
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx.rawkernel import deliver
 
+from . import BENCHMARK_SECONDS
 from .calls import KernelCall, NumPyPointer, flat
 from .memory import Addresses
-from .timing import Benchmarks, current_times
+from .timing import Benchmarks, Times, current_times
 
 DEVICE_NUMBER = 1000
 """Numbers from here on are simulated devices, one for each architecture: a kernel is compiled once for each number."""
@@ -54,9 +55,9 @@ class Utilities:
 class Driver(DriverBase):
     """The driver of one simulated device."""
 
-    def __init__(self, device: Device, addresses: Addresses):
+    def __init__(self, device: Device, addresses: Addresses, benchmark_seconds: float):
         self.device, self.addresses = device, addresses
-        self.utils, self.benchmarks = Utilities(device), Benchmarks(device)
+        self.utils, self.benchmarks = Utilities(device), Benchmarks(device, benchmark_seconds)
         self.launcher_cls = Launcher
         major, minor = device.compute_capability
         self.capability = 10 * major + minor
@@ -152,8 +153,8 @@ class Launcher:
         times = current_times()
         if times is None:
             deliver(m.name, call.run(driver.addresses), 4)
-        else:
-            times.add(call, driver.addresses, self.machine_code)
+        elif isinstance(times, Times):
+            times.add(call, driver.addresses, lambda: self.machine_code)
 
     def values(self, args: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         """Yields the kernel's parameters, (name, value), flat as Triton passes them: without constants, descriptors taken apart."""
@@ -162,11 +163,9 @@ class Launcher:
             yield from flat(name, kind, value, descriptions)
 
     @cached_property
-    def machine_code(self) -> MachineCode:
-        """The kernel's machine code, for the clock."""
-        module = loaded(self.path)
-        params = {self.metadata.name: module.code(self.metadata.name).params}
-        return MachineCode(Path(self.path).with_suffix(".cubin").read_bytes(), params)
+    def machine_code(self) -> CubinKernel:
+        """The kernel's machine code, for the clock. Raises RuntimeError without a disassembler."""
+        return CubinKernel.of(Path(self.path).with_suffix(".cubin").read_bytes(), self.metadata.name)
 
     def scratch(self, grid: tuple[int, int, int], blocks: int) -> Iterator[tuple[str, Any]]:
         """Yields the memory that the kernel needs besides its arguments: for its own use and for the profiler's."""
@@ -184,14 +183,16 @@ class Launcher:
 
 
 @contextmanager
-def replaced_driver(device: Device, addresses: Addresses | None = None) -> Iterator[Driver]:
+def replaced_driver(
+    device: Device, addresses: Addresses | None = None, *, benchmark_seconds: float = BENCHMARK_SECONDS
+) -> Iterator[Driver]:
     """Makes `device` Triton's active device, and PyTorch's "cuda", unless it has `addresses` and is that already."""
     active = triton.runtime.driver
     before, run = active._active, JITFunction.run
     if isinstance(before, Driver):
         raise RuntimeError(f"Triton runs on a simulated {before.device.name} already")
     found = Addresses() if addresses is None else addresses
-    driver = Driver(device, found)
+    driver = Driver(device, found, benchmark_seconds)
 
     def passed(value: Any) -> Any:
         return NumPyPointer(value, found) if isinstance(value, np.ndarray) else value
@@ -202,6 +203,7 @@ def replaced_driver(device: Device, addresses: Addresses | None = None) -> Itera
     names = ("do_bench", "do_bench_cudagraph")
     changes = [(active, "_active", driver), (JITFunction, "run", run_with_arrays)]
     changes += [(triton.testing, name, driver.benchmarks.do_bench) for name in names]
+    changes.append((triton.testing, "perf_report", driver.benchmarks.perf_report(triton.testing.perf_report)))
     with ExitStack() as stack:
         for owner, name, value in changes:
             stack.callback(setattr, owner, name, getattr(owner, name))

@@ -7,7 +7,9 @@ a `PredictedTime` warning, once.
 
 from __future__ import annotations
 
+import functools
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cupyflash.device import Device
-from cupyflash.sim.clock.loaded import MachineCode
-from cupyflash.sim.clock.timed import timed
+from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
+from cupyflash.sim.clock.known import known_error
+from cupyflash.sim.clock.whole import Clock
+from cupyflash.sim.ptx.parameters import bind
 
 from .calls import KernelCall
 from .memory import Addresses
@@ -38,18 +42,20 @@ class Times:
     seconds: list[float] = field(default_factory=list)
     said: dict[str, str] = field(default_factory=dict)
 
-    def add(self, call: KernelCall, addresses: Addresses, code: MachineCode) -> None:
-        """Predicts the time of a launch."""
-        shape, cluster = (call.grid, call.block), call.cluster or (1, 1, 1)
+    def add(self, call: KernelCall, addresses: Addresses, code: Callable[[], CubinKernel]) -> None:
+        """Predicts the time of a launch; `code` gives its machine code."""
         try:
-            loaded = code.launch(call.kernel, shape, call.arguments(addresses), call.shared, cluster)
-            loaded.launch.most = MOST_RUN
-            found = timed(loaded, self.device, cold=True)
+            bound = bind(call.kernel, call.params, call.arguments(addresses), ())
+            launch = CodeLaunch(code(), call.grid, call.block, bound, call.shared, None, call.cluster or (1, 1, 1))
+            launch.most = MOST_RUN
+            clock = Clock(launch, self.device, cold=True)
+            found = clock.time()
         except (ImportError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             self.said[call.kernel] = f"the clock has no time for it, which is nan: {error}"
             self.seconds.append(math.nan)
             return
-        self.said.setdefault(call.kernel, f"predicted for {self.device.name} by the clock, not measured; {found.known}")
+        known = known_error(clock, found)
+        self.said.setdefault(call.kernel, f"predicted for {self.device.name} by the clock, not measured; {known}")
         self.seconds.append(found.seconds)
 
     @property
@@ -59,21 +65,23 @@ class Times:
         return [f"{name}: {text}" for name, text in self.said.items()] if self.seconds else [nothing]
 
 
-_times: ContextVar[Times | None] = ContextVar("cupyflash_times", default=None)
+UNTIMED = "launches that are neither run nor timed"
+"""The place of `Times` in the setup of a benchmark."""
+
+_times: ContextVar[Times | str | None] = ContextVar("cupyflash_times", default=None)
 
 
-def current_times() -> Times | None:
-    """Returns the benchmark that runs now."""
+def current_times() -> Times | str | None:
+    """Returns the benchmark that runs now, UNTIMED in its setup, None outside."""
     return _times.get()
 
 
 @contextmanager
-def timing(device: Device) -> Iterator[Times]:
-    """Within this context, launches are not executed but timed."""
-    times = Times(device)
+def timing(times: Times | str) -> Iterator[None]:
+    """Within this context, launches are not executed but timed, or neither."""
     token = _times.set(times)
     try:
-        yield times
+        yield
     finally:
         _times.reset(token)
 
@@ -81,19 +89,63 @@ def timing(device: Device) -> Iterator[Times]:
 class Benchmarks:
     """The benchmarks of a simulation."""
 
-    def __init__(self, device: Device):
-        self.device = device
+    def __init__(self, device: Device, limit: float):
+        """`limit`: seconds of processor time for all of them together."""
+        self.device, self.limit, self.spent = device, limit, 0.0
         self._said: set[str] = set()
+        self._inside = False
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts the processor time of the outermost benchmark."""
+        inside, self._inside, began = self._inside, True, time.process_time()
+        try:
+            yield
+        finally:
+            self._inside = inside
+            if not inside:
+                self.spent += time.process_time() - began
+
+    def over(self) -> bool:
+        """True if the time is spent, which is said."""
+        if self._inside or self.spent < self.limit:
+            return False
+        self.say(f"benchmarks have taken the {self.limit:,.0f} s that they may (benchmark_seconds): those behind are nan")
+        return True
+
+    def say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, PredictedTime, 4)
 
     def predicted(self, function: Callable[[], Any]) -> float:
         """Returns the predicted milliseconds of a function's launches, NaN if there are none or one has no prediction."""
-        with timing(self.device) as times:
+        if self.over():
+            return math.nan
+        times = Times(self.device)
+        with self.counted(), timing(times):
             function()
         for text in times.statements:
-            if text not in self._said:
-                self._said.add(text)
-                warnings.warn(text, PredictedTime, 3)
+            self.say(text)
         return 1e3 * sum(times.seconds) if times.seconds else math.nan
+
+    def perf_report(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns what stands for `triton.testing.perf_report`: the setup of benchmarks does not launch anything, either."""
+
+        def perf_report(benchmarks: Any) -> Callable[..., Any]:
+            def decorated(function: Callable[..., Any]) -> Any:
+                @functools.wraps(function)
+                def sampled(*args: Any, **kwargs: Any) -> Any:
+                    if self.over():
+                        return math.nan
+                    with self.counted(), timing(UNTIMED):
+                        return function(*args, **kwargs)
+
+                return real(benchmarks)(sampled)
+
+            return decorated
+
+        return perf_report
 
     def do_bench(
         self,

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from ..text.parser import is_special
 from ..text.syntax import SINK, Function, Imm, PtxInstruction, PtxProgram, Refusal, Reg, Unsupported, UnsupportedPTX, brief, symbols
-from . import access, control, elementwise, matrices, transfers, warp
+from . import access, control, elementwise, made_maps, matrices, transfers, warp
 from .flow import callees, reachable
 from .registry import Arg, Branch, FunctionCall, Plan, decode, known
 
-__all__ = ["access", "control", "elementwise", "matrices", "transfers", "warp"]  # they fill the table of opcodes
+__all__ = ["access", "control", "elementwise", "made_maps", "matrices", "transfers", "warp"]  # they fill the table of opcodes
 
 FUNCTION_WINDOW = 3 << 56
 """Addresses of functions, 16 apart in the order of the module."""

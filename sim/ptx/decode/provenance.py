@@ -147,7 +147,7 @@ def sharing_of(plans: Sequence[Plan], params: Sequence[Variable]) -> Sharing:
 
 def may_write(i: PtxInstruction) -> bool:
     """True if an instruction may write global memory."""
-    return i.opcode in ("st", "atom", "red", "sust") or bool({"bulk_group", "store"} & set(i.mods))
+    return i.opcode in ("st", "atom", "red", "sust", "tensormap") or bool({"bulk_group", "store"} & set(i.mods))
 
 
 def touches(i: PtxInstruction, spaces: set[str]) -> bool:
@@ -157,7 +157,8 @@ def touches(i: PtxInstruction, spaces: set[str]) -> bool:
     if i.opcode in ("suld", "sust"):
         return "global" in spaces
     named = {"global", "shared", "shared::cta", "shared::cluster", "local", "const", "param"} & set(i.mods)
-    accesses = i.opcode in ("ld", "ldu", "st", "atom", "red") or is_phase(i) or (i.opcode == "wmma" and "mma" not in i.mods)
+    plain = i.opcode in ("ld", "ldu", "st", "atom", "red", "tensormap")
+    accesses = plain or is_phase(i) or (i.opcode == "wmma" and "mma" not in i.mods)
     return accesses and (not named or bool(named & spaces))
 
 
@@ -165,6 +166,8 @@ def width(i: PtxInstruction) -> int:
     """Returns the bytes that a lane accesses, WIDEST at most."""
     if is_phase(i):
         return 8
+    if i.opcode == "tensormap":
+        return WIDEST
     if i.opcode == "cp":
         # A source size may be any number of bytes up to the width; such sources are rounded up to granules.
         size = i.operands[2] if len(i.operands) > 2 else None

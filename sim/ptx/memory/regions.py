@@ -253,12 +253,24 @@ def extent(size: int, swizzle: int) -> int:
 BAD = "bad tensor map"
 
 
+def box_of(data: bytes) -> tuple[TensorBox, int] | str | None:
+    """Returns the box of a map and its tensor's address; None for bytes that are no map, the reason for an impossible one."""
+    found = decode(data)
+    if found is None:
+        return None
+    try:
+        found[0].check()
+    except ValueError as error:
+        return str(error)
+    return TensorBox(found[0]), found[1]
+
+
 class Maps(MemoryUnit):
     """The tensor maps that a launch uses."""
 
     def __init__(self, memory: LaunchMemory):
         super().__init__(memory)
-        self.boxes: dict[bytes, tuple[TensorBox, int] | None] = {}
+        self.boxes: dict[bytes, tuple[TensorBox, int] | str | None] = {}
         self.released: dict[int, int] = {}
         """Moments when a block of the grid fenced its stores into maps."""
         self.acquired: dict[int, int] = {}
@@ -273,11 +285,12 @@ class Maps(MemoryUnit):
             if wrong is None:
                 data = self.memory.peek(0, address, MAP_BYTES)
                 if data not in self.boxes:
-                    decoded = decode(data)
-                    self.boxes[data] = (TensorBox(decoded[0]), decoded[1]) if decoded else None
+                    self.boxes[data] = box_of(data)
                 good = self.boxes[data]
                 if good is None:
                     wrong = BAD, f"the {MAP_BYTES} bytes at {self.place(address)} are no tensor map"
+                elif isinstance(good, str):
+                    wrong = BAD, f"the tensor map at {self.place(address)}, which a kernel made: {good}"
                 elif rank not in (0, good[0].description.rank):
                     dimensions = plural(good[0].description.rank, "dimension")
                     wrong = BAD, f"the tensor map at {self.place(address)} has {dimensions}, the instruction {rank}"

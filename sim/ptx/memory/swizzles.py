@@ -291,9 +291,9 @@ def decode(data: bytes) -> tuple[Description, int] | None:
         return None
     magic, address, *numbers = _FORMAT.unpack(used)
     dims, strides, box, steps, rest = numbers[:5], numbers[5:9], numbers[9:14], numbers[14:19], numbers[19:]
-    if magic != _MAGIC:
-        return None
     rank, *chosen = rest
+    if magic != _MAGIC or rank > MOST_RANK:
+        return None
     description = Description(
         dims=tuple(dim + 1 for dim in dims[:rank]),
         strides=tuple(strides[: rank - 1]),
@@ -302,6 +302,34 @@ def decode(data: bytes) -> tuple[Description, int] | None:
         **{name: allowed[k] for (name, allowed), k in zip(CHOICES.items(), chosen, strict=True)},
     )
     return description, address
+
+
+PLACES = {"global_dim": (0, 1), "global_stride": (5, 0), "box_dim": (9, 1), "element_stride": (14, 0), "rank": (19, -1)}
+"""Of fields that a kernel may replace: the place of the first among a map's numbers, and what they are less than it gives them."""
+
+
+def replaced(data: bytes, field: str, ordinal: int, value: int) -> bytes | str:
+    """Returns a map with another value of a field: "global_address", a name of `PLACES` (dimension `ordinal`; rank is given less
+    one) or of `CHOICES` (by its number). A map may begin as zeros. Returns the reason if the bytes are neither zeros nor a map, or
+    the value is none of the field.
+    """
+    used = data[: _FORMAT.size] if any(data) else _MAGIC + bytes(_FORMAT.size - len(_MAGIC))
+    known = used.startswith(_MAGIC) and data[_FORMAT.size :] == _checksum(used).ljust(MAP_BYTES - _FORMAT.size, b"\0")
+    if any(data) and not known:
+        return f"the {MAP_BYTES} bytes are no tensor map, nor zeros of which one can be made"
+    magic, *numbers = _FORMAT.unpack(used)
+    bounds = (64, *[32] * 5, *[64] * 4, *[8] * 16)
+    if field == "global_address":
+        place, less = 0, 0
+    elif field in PLACES:
+        place, less = PLACES[field][0] + 1 + ordinal, PLACES[field][1]
+    else:
+        place, less = 21 + list(CHOICES).index(field), 0
+    if bounds[place] == 8 and not 0 <= value - less < 256:
+        return f"{field} cannot be {value}"
+    numbers[place] = (value - less) & ((1 << bounds[place]) - 1)
+    made = _FORMAT.pack(magic, *numbers)
+    return (made + _checksum(made)).ljust(MAP_BYTES, b"\0")
 
 
 def _checksum(data: bytes) -> bytes:
