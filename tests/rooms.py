@@ -32,6 +32,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # sim/cli/
     "commands": (
         "host_memory",
+        "judged",
         *("cli*", "judging*", "decode_commands", "demo", "explain", "fa3_commands", "flags", "formats", "paper", "resources"),
         *("trace*", "learn*", "verify", "pictures"),
     ),

@@ -80,6 +80,7 @@ def test_wrong_arguments_are_refused(launches: list[Launch], args: Any, error: t
     assert not launches
 
 
+@pytest.mark.wide
 def test_reductions_over_axes(launches: list[Launch]) -> None:
     x = array(3, 40, 5)
     for axis in (None, 0, 1, -1, (0, 2)):

@@ -64,6 +64,7 @@ class Draw:
         self.plan, self.space, self.shrink = plan, space, shrink
         self.rng = np.random.default_rng(seed)
         self.sizes: dict[str, int] = {}
+        self._same: dict[object, np.ndarray] = {}
         self._leading: tuple[int, ...] | None = None
         self._spread = 0
 
@@ -84,7 +85,9 @@ class Draw:
         if kind == "one":
             return 1
         if kind in ("long", "huge", "empty"):
-            chosen = {"long": LONG + 2 * int(self.rng.integers(0, 80)) + 1, "huge": HUGE, "empty": 0}[kind]
+            # Odd, or twice an odd number: rising values then have their largest at an odd place.
+            odd = 2 * int(self.rng.integers(LONG // 4, LONG // 4 + 40)) + 1
+            chosen = {"long": 2 * odd if self.plan.values == "rising" else 2 * odd - 1, "huge": HUGE, "empty": 0}[kind]
             small = 3 + index if kind == "empty" else 2 + index % 2
             return max(1, int(chosen * self.shrink)) if name == which and chosen else 0 if name == which else small
         if kind == "small":
@@ -137,6 +140,11 @@ class Draw:
         self.space.arrays += 1
         self.space.rank = max(self.space.rank, len(wanted))
         self.space.kinds.add("f" if kind.kind in "fcV" else kind.kind)
+        if self.plan.layout == "same" and role == "in":
+            key = wanted, kind, low, high
+            if key not in self._same:
+                self._same[key] = drawn(self.plan.values, wanted, kind, self.rng, low, high)
+            return self._same[key]
         values = drawn(self.plan.values, wanted, kind, self.rng, low, high)
         return laid_out(self.plan.layout if role == "in" or self.plan.layout != "broadcast" else "contiguous", values)
 
@@ -193,7 +201,7 @@ def plans(space: DrawSpace, inputs: int) -> list[DrawPlan]:
     names = space.names
     types = min(space.types, 4)
     out = [DrawPlan(orders=(1, 2)), DrawPlan("one"), DrawPlan("small"), DrawPlan("even", orders=(3,)), DrawPlan("square")]
-    out += [DrawPlan(f"long {name}", "positive") for name in names[:4]]
+    out += [DrawPlan(f"long {name}", values) for name in names[:4] for values in ("positive", "rising")]
     kinds = ["negative", "positive", "zeros", "constant", "wide", "large", "tiny"]
     kinds += ["offset", "minus infinity", "infinite", "subnormal"] if floats else []
     out += [DrawPlan("odd", values) for values in kinds]

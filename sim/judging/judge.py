@@ -19,6 +19,8 @@ from .verdict import Fault, Judgement, Tried
 
 SECONDS = 45.0
 """Seconds of processor time after which no further draw begins."""
+ENOUGH = 8.0
+"""The same once a fault is found: the verdict is wrong, and further draws only show what else is."""
 
 
 def check(
@@ -49,7 +51,8 @@ def check(
             raise ValueError(f"there is no draw {only}")
         judge = Judge(problem, seed, strict)
         for k, plan in chosen:
-            if judge.tried and time.process_time() - began > seconds:
+            limit = min(seconds, ENOUGH) if judge.faults else seconds
+            if judge.tried and time.process_time() - began > limit:
                 break
             judge.draw(k, plan)
     spent = time.process_time() - began
@@ -79,8 +82,6 @@ class Judge:
         """Tries one draw."""
         began = time.process_time()
         arguments = make(self.problem.maker, plan, self.problem.space, (self.seed, k))
-        if plan.layout == "same":
-            arguments = shared(arguments, (*self.problem.outs, *self.problem.inouts))
         before = len(self.faults), len(self.conditions)
         self._demanded = plan.demanded
         self._launches, self._error = 0, 0.0
@@ -216,14 +217,3 @@ class Judge:
         """Returns what an argument that the reference changes in place is expected to be."""
         rng = np.random.default_rng((self.seed, 2))
         return self.problem.reference.expected(arguments, native, lambda one: [one.arguments[name]], rng)
-
-
-def shared(arguments: Mapping[str, Any], written: Sequence[str]) -> dict[str, Any]:
-    """Returns arguments in which inputs of equal shape and type are one array."""
-    first: dict[Any, Any] = {}
-    out = {}
-    for name, value in arguments.items():
-        alike = isinstance(value, np.ndarray) and name not in written
-        out[name] = first.setdefault((value.shape, value.dtype), value) if alike else value
-    return out
-

@@ -168,7 +168,7 @@ class Reference:
         out = []
         for k, one in enumerate(own):
             if not is_float(one.dtype) and not is_float(truth[k].dtype):
-                out.append(Expected(one, tuple(each[k] for each in (truth, *several))))
+                out.append(Expected(one, tuple(each[k] for each in (truth, *several, *([zeroed] if zeroed else [])))))
                 continue
             exact = flat(truth[k])
             with np.errstate(all="ignore"):

@@ -14,6 +14,7 @@ FLOATS: dict[str, Callable[[Any, tuple[int, ...]], Any]] = {
     "wide": lambda rng, shape: rng.choice((-1.0, 1.0), shape) * 2 ** rng.uniform(-10, 10, shape),
     "large": lambda rng, shape: rng.standard_normal(shape) * 60,  # beyond the largest argument of a float32's exp
     "tiny": lambda rng, shape: rng.standard_normal(shape) * 2.0**-11,
+    "rising": lambda rng, shape: np.linspace(-2, 2, int(np.prod(shape))).reshape(shape),
     "offset": lambda rng, shape: rng.standard_normal(shape) + 12,
     "far": lambda rng, shape: rng.standard_normal(shape) + 1000,
     "extreme": lambda rng, shape: rng.choice((-1.0, 1.0), shape) * 2 ** rng.uniform(-70, 70, shape),

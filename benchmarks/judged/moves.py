@@ -1,0 +1,270 @@
+"""Data that moves: transposes, gathers, scans, sorts, histograms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy as cp
+import numpy as np
+from pairs import Function, JudgedPair, changed, launch, over
+
+i32 = np.int32
+
+TRANSPOSE = r"""extern "C" __global__ void k(const float* x, float* y, int m, int n) {
+    __shared__ float tile[16][17];
+    int i = blockIdx.y * 16 + threadIdx.y, j = blockIdx.x * 16 + threadIdx.x;
+    if (i < m && j < n) tile[threadIdx.y][threadIdx.x] = x[i * n + j];
+    __syncthreads();
+    i = blockIdx.y * 16 + threadIdx.x; j = blockIdx.x * 16 + threadIdx.y;
+    if (i < m && j < n) y[j * m + i] = tile[threadIdx.x][threadIdx.y];
+}"""
+
+
+def transpose(code: str) -> Function:
+    def f(x: "float32[m, n]") -> Any:
+        m, n = x.shape
+        y = cp.empty((n, m), np.float32)
+        launch(code, (over(n, 16), over(m, 16)), (16, 16), x, y, i32(m), i32(n))
+        return y
+
+    return f
+
+
+GATHER = r"""extern "C" __global__ void k(const float* x, const INDEX* at, float* y, int n) {
+    for (int j = threadIdx.x; j < n; j += 32) y[blockIdx.x * n + j] = x[at[blockIdx.x] * n + j];
+}"""
+
+
+def gather(kind: Any) -> Function:
+    def f(x: "float32[m, n]", at: "int64[r] in range(m)") -> Any:
+        y = cp.empty((at.size, x.shape[1]), np.float32)
+        name = {np.int64: "long long", np.int8: "signed char"}[kind]
+        launch(GATHER.replace("INDEX", name), at.size, 32, x, at.astype(kind), y, i32(x.shape[1]))
+        return y
+
+    return f
+
+
+SCATTER = r"""extern "C" __global__ void k(const int* v, const int* at, int* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) atomicAdd(y + at[i], v[i]);
+}"""
+
+
+def scatter(code: str) -> Function:
+    def f(v: "int32[n]", at: "int32[n] in range(m)", y: "inout int32[m]") -> None:
+        launch(code, over(v.size, 64), 64, v, at, y, i32(v.size))
+
+    return f
+
+
+def scatter_reference(v: Any, at: Any, y: Any) -> None:
+    np.add.at(y, at, v)
+
+
+SCAN = r"""extern "C" __global__ void k(const int* x, int* y, int n) {
+    __shared__ int s[256];
+    __shared__ int before;
+    int t = threadIdx.x;
+    if (t == 0) before = 0;
+    for (int at = 0; at < n; at += 256) {
+        s[t] = at + t < n ? x[blockIdx.x * n + at + t] : 0;
+        __syncthreads();
+        for (int o = 1; o < 256; o *= 2) {
+            int v = t >= o ? s[t - o] : 0;
+            __syncthreads();
+            s[t] += v;
+            __syncthreads();
+        }
+        if (at + t < n) y[blockIdx.x * n + at + t] = before + s[t];
+        __syncthreads();
+        if (t == 255) before += s[255];
+        __syncthreads();
+    }
+}"""
+
+
+def scan(code: str) -> Function:
+    def f(x: "int32[m, n]") -> Any:
+        y = cp.empty_like(x)
+        launch(code, x.shape[0], 256, x, y, i32(x.shape[1]))
+        return y
+
+    return f
+
+
+def scan_reference(x: Any) -> Any:
+    return np.cumsum(x, axis=1, dtype=np.int32)
+
+
+HISTOGRAM = r"""extern "C" __global__ void k(const unsigned char* x, int* y, int n) {
+    __shared__ int s[256];
+    s[threadIdx.x] = 0;
+    __syncthreads();
+    for (int i = blockIdx.x * 256 + threadIdx.x; i < n; i += gridDim.x * 256) atomicAdd(s + x[i], 1);
+    __syncthreads();
+    atomicAdd(y + threadIdx.x, s[threadIdx.x]);
+}"""
+
+
+def histogram(code: str) -> Function:
+    def f(x: "uint8[n]") -> Any:
+        y = cp.zeros(256, np.int32)
+        launch(code, min(over(x.size, 256), 4), 256, x, y, i32(x.size))
+        return y
+
+    return f
+
+
+def histogram_reference(x: Any) -> Any:
+    return np.bincount(x, minlength=256).astype(np.int32)
+
+
+REVERSE = r"""extern "C" __global__ void k(float* x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n / 2) { float v = x[i]; x[i] = x[n - 1 - i]; x[n - 1 - i] = v; }
+}"""
+
+
+def reverse(code: str) -> Function:
+    def f(x: "inout float32[n]") -> None:
+        launch(code, over(x.size, 64), 64, x, i32(x.size))
+
+    return f
+
+
+def reverse_reference(x: Any) -> None:
+    x[:] = x[::-1].copy()
+
+
+SHIFT = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i + 1 < n ? i + 1 : 0];
+}"""
+
+
+def shift(copy: bool) -> Function:
+    def f(x: "inout float32[n]") -> None:
+        launch(SHIFT, over(x.size, 128), 128, x.copy() if copy else x, x, i32(x.size))
+
+    return f
+
+
+def shift_reference(x: Any) -> None:
+    x[:] = np.roll(x, -1)
+
+
+TRIANGLE = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
+    for (int j = threadIdx.x; j < n; j += 32) y[blockIdx.x * n + j] = j <= blockIdx.x ? x[blockIdx.x * n + j] : 0.f;
+}"""
+
+
+def triangle(code: str) -> Function:
+    def f(x: "float32[n, n]") -> Any:
+        y = cp.empty_like(x)
+        launch(code, x.shape[0], 32, x, y, i32(x.shape[1]))
+        return y
+
+    return f
+
+
+SORT = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
+    __shared__ float s[256];
+    int t = threadIdx.x;
+    s[t] = t < n ? x[blockIdx.x * n + t] : __int_as_float(0x7f800000);
+    __syncthreads();
+    for (int size = 2; size <= 256; size *= 2)
+        for (int o = size / 2; o; o /= 2) {
+            int other = t ^ o;
+            if (other > t) {
+                bool up = (t & size) == 0;
+                float a = s[t], b = s[other];
+                if ((a > b) == up) { s[t] = b; s[other] = a; }
+            }
+            __syncthreads();
+        }
+    if (t < n) y[blockIdx.x * n + t] = s[t];
+}"""
+
+
+def sort(code: str) -> Function:
+    def f(x: Any) -> Any:
+        y = cp.empty_like(x)
+        launch(code, x.shape[0], 256, x, y, i32(x.shape[1]))
+        return y
+
+    return f
+
+
+def short_rows(draw: Any) -> Any:
+    return draw.array((draw.size("m", most=8), draw.size("n", most=256)), "float32")
+
+
+PAIRS = (
+    JudgedPair(
+        *("transpose", np.transpose, transpose(TRANSPOSE)),
+        transpose(changed(TRANSPOSE, ("if (i < m && j < n) y[j", "if (j < m && i < n) y[j"))),
+        "bounds of the other axis: right at square shapes",
+        ("unwritten", "out of bounds"),
+    ),
+    JudgedPair(
+        *("gather rows", lambda x, at: x[at], gather(np.int64), gather(np.int8)),
+        "indices as bytes: right up to 127",
+        ("out of bounds", "wrong values"),
+    ),
+    JudgedPair(
+        *(
+            "scatter-add",
+            scatter_reference,
+            scatter(SCATTER),
+            scatter(changed(SCATTER, ("atomicAdd(y + at[i], v[i])", "y[at[i]] += v[i]"))),
+        ),
+        "no atomics where indices meet",
+        ("race",),
+    ),
+    JudgedPair(
+        *("scan of rows", scan_reference, scan(SCAN), scan(changed(SCAN, (": 0;\n            __syncthreads();\n", ": 0;\n")))),
+        "a step reads what others already changed",
+        ("race",),
+    ),
+    JudgedPair(
+        *("histogram", histogram_reference, histogram(HISTOGRAM), histogram(changed(HISTOGRAM, ("s[threadIdx.x] = 0;\n", "\n")))),
+        "counters in shared memory that nobody cleared",
+        ("uninitialised",),
+    ),
+    JudgedPair(
+        *("reverse in place", reverse_reference, reverse(REVERSE), reverse(changed(REVERSE, ("i < n / 2", "i < n")))),
+        "two threads swap each pair",
+        ("race",),
+    ),
+    JudgedPair(
+        *("shift in place", shift_reference, shift(True), shift(False)),
+        "output and input are the same memory",
+        ("race",),
+    ),
+    JudgedPair(
+        *("lower triangle", np.tril, triangle(TRIANGLE)),
+        triangle(
+            changed(
+                TRIANGLE,
+                (
+                    "y[blockIdx.x * n + j] = j <= blockIdx.x ? x[blockIdx.x * n + j] : 0.f",
+                    "if (j <= blockIdx.x) y[blockIdx.x * n + j] = x[blockIdx.x * n + j]",
+                ),
+            )
+        ),
+        "nothing writes the zeros",
+        ("unwritten",),
+    ),
+    JudgedPair(
+        *(
+            "sort of rows",
+            lambda x: np.sort(x, axis=1),
+            sort(SORT),
+            sort(changed(SORT, ("            __syncthreads();\n        }", "            if (o > 16) __syncthreads();\n        }"))),
+        ),
+        "no barrier among steps within a warp",
+        ("race",),
+        short_rows,
+    ),
+)
