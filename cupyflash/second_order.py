@@ -10,33 +10,37 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, Unpack
 
 import numpy as np
 
 from cupyflash.arrays import check_array, require_dtype, require_shape
 from cupyflash.calls import attention, attention_backward
+from cupyflash.expressions.tree import Number
 from cupyflash.launch.dispatch import as_arrays, on_gpu
 from cupyflash.launch.launcher import held_for_graph
 from cupyflash.request import keywords
 from cupyflash.request.keywords import asks, keywords_of
+from cupyflash.request.named_scores import one_score
 from cupyflash.request.problem import USUAL_HEAD_DIM
 
 # Columns beside q's and k's own for which there must be room.
 LEAST_ROOM = 16
+ONE = Number("float", 1.0)
 Pair = tuple[Any, Any]
 
 
-@asks(keywords.TangentKeywords)
-def attention_jvp(q: Any, k: Any, v: Any, q_dot: Any, k_dot: Any, v_dot: Any, **asked: Unpack[keywords.TangentKeywords]) -> Any:
+@asks(keywords.Tangents)
+def attention_jvp(q: Any, k: Any, v: Any, q_dot: Any, k_dot: Any, v_dot: Any, **asked: Unpack[keywords.Tangents]) -> Any:
     """Return O and its derivative along tangents of q, k and v: `attention(q, k, v, ...)` and d/dt of
     `attention(q + t q_dot, k + t k_dot, v + t v_dot, ...)` at t = 0.
 
     Tangents have the shapes and dtypes of q, k and v; None is zero. Everything else counts as constant: masks, bias, sinks, the
-    values that a score function has captured. `return_lse` gives (O, L, O's tangent, L's tangent).
+    values that a score function has captured, the weights that are dropped. `return_lse` gives (O, L, O's tangent, L's tangent).
 
-    It is composed of calls in float32: two forwards, and a backward with d + d_v + 1 columns of k, and 2 d in the place of v's,
-    256 of each at a time. d is at most 240. Raises as `attention` does.
+    It is composed of calls in float32: two forwards, and a backward (two with dropout) with d + d_v + 1 columns of k, and 2 d in
+    the place of v's, 256 of each at a time. d is at most 240. Raises as `attention` does.
     """
     given = {"q": q, "k": k, "v": v, "q_dot": q_dot, "k_dot": k_dot, "v_dot": v_dot}
     weights = _Weights.of(attention_jvp, given, asked, ("q", "k", "v"))
@@ -44,19 +48,22 @@ def attention_jvp(q: Any, k: Any, v: Any, q_dot: Any, k_dot: Any, v_dot: Any, **
         out, lse, out_dot, lse_dot = _tangents(weights)
         dtype = weights.dtype
         if asked.get("return_lse"):
-            return out.astype(dtype), lse, out_dot.astype(dtype), lse_dot[..., 0]
+            swapped = weights.asked["layout"] == "bnhd" and out.ndim > 2  # L has its heads first in any layout
+            of_rows = lse_dot[..., 0].swapaxes(-1, -2) if swapped else lse_dot[..., 0]
+            return out.astype(dtype), lse, out_dot.astype(dtype), of_rows
         return out.astype(dtype), out_dot.astype(dtype)
 
 
-@asks(keywords.DoubleKeywords)
+@asks(keywords.SecondOrder)
 def attention_double_backward(
-    q_dot: Any, k_dot: Any, v_dot: Any, dout: Any, q: Any, k: Any, v: Any, **asked: Unpack[keywords.DoubleKeywords]
+    q_dot: Any, k_dot: Any, v_dot: Any, dout: Any, q: Any, k: Any, v: Any, **asked: Unpack[keywords.SecondOrder]
 ) -> tuple[Any, ...]:
     """Return the gradients of sum(q_dot * dq) + sum(k_dot * dk) + sum(v_dot * dv) by dout, q, k and v, where dq, dk and dv are
     `attention_backward`'s: gradients of gradients, as a gradient penalty needs them. (Those by q, k and v are also the product of
     the Hessian of sum(dout * O) with q_dot, k_dot and v_dot; those by dout are `attention_jvp`'s tangent of O.)
 
-    Arguments as there and in `attention_jvp`; a score function, softcap, slopes and dropout have no place here.
+    Arguments as there and in `attention_jvp`. A score function must only add to s, as `alibi_slopes` and tables do: of others, and
+    of `softcap`, the second derivative has no place in the kernels.
 
     It is composed of calls in float32: beside a few others, a forward and a backward for each 256 of 2 d d_v products of columns
     (32 of each for d and d_v of 64). d is at most 240. Raises as `attention` does.
@@ -94,11 +101,21 @@ class _Weights:
         d, most = arrays["q"].shape[-1], USUAL_HEAD_DIM - LEAST_ROOM
         if d > most:
             raise ValueError(f"head_dim must be between 1 and {most} for {call.__name__}, got {d}")
+        score = one_score(complete)
+        if call is attention_double_backward and score is not None and score.form.derivative != ONE:
+            raise ValueError(f"score must only add to s for {call.__name__}, as s + table[h, q - k] does, got {score.form.text!r}")
         if complete["scale"] is None:
             complete["scale"] = 1 / d**0.5
         if complete["bias"] is not None:
             complete["bias"] = as_arrays({"bias": complete["bias"]})["bias"].astype(np.float32)
         return cls({name: array.astype(np.float32) for name, array in arrays.items()}, complete, arrays["q"].dtype, gpu)
+
+    @cached_property
+    def whole(self) -> _Weights:
+        """The same weights, none of them dropped."""
+        if not self.asked["dropout"]:
+            return self
+        return _Weights(self.arrays, self.asked | {"dropout": 0.0}, self.dtype, self.array is not np)
 
     @property
     def _forward(self) -> dict[str, Any]:
@@ -164,12 +181,15 @@ def _tangents(weights: _Weights) -> tuple[Any, Any, Any, Any]:
     v, a = weights.v, weights.arrays
     ones = weights.array.ones((*v.shape[:-1], 1), np.float32)
     pairs = _bilinear(weights)
-    if pairs:
+    if not pairs:
+        out_dot, lse_dot = weights.array.zeros_like(out), weights.array.zeros((*out.shape[:-1], 1), np.float32)
+    elif weights.whole is weights:
         moved, _ = weights.added(pairs, lse, k_more=weights.joined([v, ones]), centred=False)
+        out_dot, lse_dot = moved[..., :-1], moved[..., -1:]
     else:
-        moved = weights.array.zeros((*out.shape[:-1], v.shape[-1] + 1), np.float32)
-    lse_dot = moved[..., -1:]
-    out_dot = moved[..., :-1] - lse_dot * out
+        out_dot, _ = weights.added(pairs, lse, k_more=v, centred=False)
+        lse_dot, _ = weights.whole.added(pairs, lse, k_more=ones, centred=False)
+    out_dot = out_dot - lse_dot * out
     if "v_dot" in a:
         out_dot = out_dot + weights.times(a["v_dot"])
     return out, lse, out_dot, lse_dot
@@ -180,26 +200,31 @@ def _double(weights: _Weights) -> tuple[Any, Any, Any, Any]:
 
     With S' = scale (q_dot K^T + Q k_dot^T), r = rowsum(P * S'), P' = P * (S' - r), dP = dout V^T, D = rowsum(dout * O) and
     dS = P * (dP - D): the tangent of dS is P * (E - rowsum(P * E)), E = S' * dP - D S' - r dP + dout v_dot^T. Products of two sums
-    of columns are sums over pairs of columns.
+    of columns are sums over pairs of columns. Dropout makes dP, and dout v_dot^T with it, zero where it drops a weight.
     """
     a, v, dout = weights.arrays, weights.v, weights.arrays["dout"]
     out, lse, out_dot, r = _tangents(weights)
     D = (dout * out).sum(axis=-1, keepdims=True)
     own = [(dout, v)]
     of_scores = _bilinear(weights, weights.asked["scale"])
-    E = [*_products(of_scores, own), *((-D * x, y) for x, y in of_scores), *((-r * x, y) for x, y in own if of_scores)]
-    E += [(dout, a["v_dot"])] if "v_dot" in a else []
-    if not E:
+    dropped = [*_products(of_scores, own), *((-r * x, y) for x, y in own if of_scores)]
+    dropped += [(dout, a["v_dot"])] if "v_dot" in a else []
+    if not dropped:
         return tuple(weights.array.zeros_like(each) for each in (dout, weights.q, weights.k, v))
-    dq, dk = weights.added(E, lse, centred=True)
+    dq, dk = weights.added(dropped, lse, centred=True)
+    if of_scores:
+        of_q, of_k = weights.whole.added([(-D * x, y) for x, y in of_scores], lse, centred=True)
+        dq, dk = dq + of_q, dk + of_k
     if "k_dot" in a:
         dq = dq + weights.added(own, lse, k_more=a["k_dot"], centred=True)[0]
     if "q_dot" in a:
         dk = dk + weights.added(own, lse, q_more=a["q_dot"], centred=True)[1]
-    if of_scores:
-        dv = weights.added(_bilinear(weights), lse, q_more=dout, centred=True)[1]
-    else:
-        dv = weights.array.zeros_like(v)
+    if not of_scores:
+        return out_dot, dq, dk, weights.array.zeros_like(v)
+    ((x, y),) = _bilinear(weights)
+    ones, scale = weights.array.ones((*y.shape[:-1], 1), np.float32), weights.asked["scale"] or 1.0  # r is 0 if the scale is
+    moved = [(weights.joined([x, -r / scale]), weights.joined([y, ones]))]
+    _, dv = weights.added(moved, lse, q_more=dout, centred=False)
     return out_dot, dq, dk, dv
 
 

@@ -13,7 +13,7 @@ import cupyflash
 from cupyflash import Mask, Score
 from cupyflash.expressions.evaluate import evaluate
 from cupyflash.sim.numbers.inputs import Inputs
-from cupyflash.sim.numbers.reference import Rounding, exactly, of_scores, sinks_of, visible
+from cupyflash.sim.numbers.reference import Rounding, exactly, kept_of, of_scores, sinks_of, visible
 from cupyflash.sim.numbers.yardstick import to, ulp
 
 RNG = np.random.default_rng(36)
@@ -61,8 +61,10 @@ def dense(drawn: Drawn, arrays: Any, dtype: Any = FLOAT, rounded: Rounding = exa
     P = rounded(np.exp(S - m) / np.where(total == 0, 1, total))
     r = (P * tS).sum(-1, keepdims=True)
     tP = rounded(P * (tS - r))
-    O, tO = rounded(P @ V), rounded(tP @ V + P @ tV)  # noqa: E741 (the paper's name)
-    dP, tdP = rounded(G @ V.transpose(T)), rounded(G @ tV.transpose(T))
+    kept = dtype(1) if inputs.dropout is None else kept_of(inputs.dropout, P.shape).astype(dtype)
+    own, tO = kept * P, rounded(kept * tP @ V + kept * P @ tV)
+    O = rounded(own @ V)  # noqa: E741 (the paper's name)
+    dP, tdP = rounded(kept * (G @ V.transpose(T))), rounded(kept * (G @ tV.transpose(T)))
     D = (P * dP).sum(-1, keepdims=True)
     tD = (tP * dP + P * tdP).sum(-1, keepdims=True)
     dS, tdS = rounded(P * (dP - D)), rounded(tP * (dP - D) + P * (tdP - tD))
@@ -76,9 +78,9 @@ def dense(drawn: Drawn, arrays: Any, dtype: Any = FLOAT, rounded: Rounding = exa
         "t_L": r[..., 0],
         "dq": scale * dS @ K,
         "dk": shared(scale * dS.transpose(T) @ q),
-        "dv": shared(P.transpose(T) @ G),
+        "dv": shared(own.transpose(T) @ G),
     }
-    made |= {"t_dq": scale * (tdS @ K + dS @ tK), "t_dv": shared(tP.transpose(T) @ G)}
+    made |= {"t_dq": scale * (tdS @ K + dS @ tK), "t_dv": shared((kept * tP).transpose(T) @ G)}
     made["t_dk"] = shared(scale * (tdS.transpose(T) @ q + dS.transpose(T) @ tq))
     # The largest terms of which sums cancel parts
     big = np.abs(P) * (np.abs(tS) + np.abs(r)) * (1 + np.abs(dP) + np.abs(D))
@@ -112,6 +114,7 @@ CAPPED = Score("2.5 * tanh(s / 2.5) + near[q - k]", near=RNG.standard_normal(5).
 TANGENTS: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("float16", (20, 28, 8, 12), {"causal": True}),
     ("float32", (20, 28, 16, 16), {"score": CAPPED, "window": (9, 3)}),
+    ("float32", (12, 17, 8, 12), {"dropout": 0.25, "seed": 7, "causal": True}),
     ("bfloat16", (18, 18, 8, 12), {"bias": RNG.standard_normal((18, 18)), "sinks": np.ones(4, np.float32), "scale": -0.1}),
 ]
 
@@ -119,7 +122,7 @@ TANGENTS: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
 @pytest.mark.wide
 @pytest.mark.parametrize(("dtype", "sizes", "asked"), TANGENTS)
 def test_tangents(dtype: str, sizes: tuple[int, int, int, int], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of more columns than a call takes."""
+    """Also of more columns than a call takes; with heads behind rows the same bits, and L's tangent with its heads first, as L."""
     if dtype == "bfloat16":
         monkeypatch.setattr("cupyflash.second_order.USUAL_HEAD_DIM", 24)
     kind = cupyflash.arrays.numpy_dtype(dtype)
@@ -130,13 +133,22 @@ def test_tangents(dtype: str, sizes: tuple[int, int, int, int], asked: dict[str,
     good(out, "O", drawn)
     good(out_dot, "t_O", drawn)
     np.testing.assert_allclose(lse_dot, dense(drawn, drawn.arrays)["t_L"], rtol=1e-3, atol=1e-4)
+    if dtype == "float16":
+        swapped = (each.swapaxes(1, 2) for each in (*drawn.arrays, *drawn.dots))
+        found = cupyflash.attention_jvp(*swapped, **own, layout="bnhd", return_lse=True)
+        for one, other in zip(found, (out.swapaxes(1, 2), lse, out_dot.swapaxes(1, 2), lse_dot), strict=True):
+            assert np.array_equal(one, other)
+
+
+MASKED: dict[str, Any] = {"causal": True, "mask": Mask("(q + k) % 3 != 0"), "sinks": np.ones(4, np.float32)}
+DROPPED: dict[str, Any] = {"dropout": 0.25, "seed": 7, "score": Score("s + near[q - k]", near=CAPPED.arrays["near"])}
 
 
 @pytest.mark.wide
-def test_gradients_of_gradients() -> None:
+@pytest.mark.parametrize("options", [MASKED, DROPPED])
+def test_gradients_of_gradients(options: dict[str, Any]) -> None:
     """By docs/train.md's own lines."""
-    options: dict[str, Any] = {"causal": True, "mask": Mask("(q + k) % 3 != 0"), "sinks": np.ones(4, np.float32)}
-    drawn = draw("float32", 18, 20, 8, 6, **options)
+    drawn = draw("float32", 10, 12, 8, 6, **options)
     arrays = dict(zip(("q", "k", "v", "q_dot", "k_dot", "v_dot"), (*drawn.arrays, *drawn.dots), strict=True))
     names: dict[str, Any] = {"cupyflash": cupyflash, "options": options, "dout": drawn.dout, **arrays}
     exec(next(block for block in BLOCKS if "attention_double_backward" in block), names)
@@ -171,8 +183,12 @@ def test_what_is_refused() -> None:
             ValueError,
             "head_dim must be between 1 and 240 for attention_jvp",
         ),
-        (lambda: cupyflash.attention_jvp(q, q, q, q, q, q, dropout=0.5), TypeError, "dropout"),
-        (lambda: cupyflash.attention_double_backward(q, q, q, q, q, q, q, softcap=3.0), TypeError, "softcap"),
+        (lambda: cupyflash.attention_jvp(q, q, q, q, q, q, dropout=0.5), ValueError, "dropout needs a seed"),
+        (
+            lambda: cupyflash.attention_double_backward(q, q, q, q, q, q, q, softcap=3.0),
+            ValueError,
+            r"score must only add to s for attention_double_backward, as s \+ table\[h, q - k\] does, got 'softcap",
+        ),
         (lambda: cupyflash.attention_double_backward(q, q, q, q[:, :4], q, q, q), ValueError, "dout must"),
     ):
         with pytest.raises(error, match=said):

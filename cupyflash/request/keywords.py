@@ -71,25 +71,18 @@ class BackwardKeywords(HeadsKeywords, Gradients, total=False):
     return_dscore: bool | tuple[str, ...]
 
 
-class DoubleKeywords(TypedDict, total=False):
+class SecondOrder(Dropped, total=False):
     """`attention_double_backward`'s."""
 
-    causal: bool
-    window: tuple[int | None, int | None] | None
-    mask: Any | None
-    sinks: Any | None
-    scale: float | None
     bias: Any | None
     key_lengths: Any | None
+    layout: str
     deterministic: bool
 
 
-class TangentKeywords(DoubleKeywords, total=False):
+class Tangents(SecondOrder, total=False):
     """`attention_jvp`'s."""
 
-    score: Score | None
-    softcap: float | None
-    alibi_slopes: Any | None
     return_lse: bool
 
 
