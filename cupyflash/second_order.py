@@ -115,7 +115,7 @@ class _Weights:
         """The same weights, none of them dropped."""
         if not self.asked["dropout"]:
             return self
-        return _Weights(self.arrays, self.asked | {"dropout": 0.0}, self.dtype, self.array is not np)
+        return _Weights(self.arrays, {**self.asked, "dropout": 0.0}, self.dtype, self.array is not np)
 
     @property
     def _forward(self) -> dict[str, Any]:

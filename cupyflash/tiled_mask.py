@@ -15,7 +15,7 @@ from cupyflash.launch.dispatch import as_array, as_integers, target
 from cupyflash.launch.launcher import capturing, hold_for_graph
 from cupyflash.launch.params import Params
 from cupyflash.request.options import Options
-from cupyflash.request.score import Mask
+from cupyflash.request.score import Mask, to_be_made
 from cupyflash.schedules.base import Kernel, TileSchedule, attention_params
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.schedules.moves import Walk
@@ -105,7 +105,7 @@ def require_function(mask: Any, others: str = "") -> None:
     """TypeError unless a mask is a function; `others` are words for the other kinds that the caller takes."""
     if not isinstance(mask, Mask):
         what = f"a cupyflash.Mask{others} here, which speaks of each sequence by itself"
-        raise TypeError(f"mask must be {what}, got {type(mask).__name__}")
+        raise TypeError(f"mask must be {what}, got {type(mask).__name__}{to_be_made('mask', mask)}")
 
 
 class Given(NamedTuple):
@@ -123,11 +123,14 @@ class Given(NamedTuple):
         inner = mask if tiled is None else tiled.mask
         if inner is not None and not isinstance(inner, Mask) and taken != "any":
             if taken == "function":
-                raise TypeError(f"mask must be a cupyflash.Mask or None, got {type(mask).__name__}")
+                raise TypeError(f"mask must be a cupyflash.Mask or None, got {type(mask).__name__}{to_be_made('mask', mask)}")
             require_function(inner, " or a block_mask of one")
         if isinstance(inner, Mask) or inner is None:
             return cls(None, inner, tiled)
-        return cls(as_array("mask", inner, ", a cupyflash.Mask or a block_mask"), None, tiled)
+        others = ", a cupyflash.Mask or a block_mask"
+        if words := to_be_made("mask", inner):
+            raise TypeError(f"mask must be a NumPy or CuPy array{others}, got {type(inner).__name__}{words}")
+        return cls(as_array("mask", inner, others), None, tiled)
 
     def asked(self, options: Options, arrays: Mapping[str, Any]) -> Options:
         """The options of a call with such a mask. ValueError for arrays of other shapes than its tiles were found for, or other

@@ -76,6 +76,18 @@ def test_an_error_names_the_layout_that_would_fit(name: str) -> None:
         call()
 
 
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_packed_arrays_with_their_heads_first_are_named(kv_heads: int) -> None:
+    """By the bounds, or else by the numbers of heads; (total, h, d) is the one order that they have."""
+    q, k = np.zeros((4, 12, 16), HALF), np.zeros((kv_heads, 18, 16), HALF)
+    with pytest.raises(ValueError, match=re.escape("are the arrays (h, total, d)? Then exchange their first two axes")):
+        cupyflash.attention_varlen(q, k, k, [0, 12], [0, 18])
+    with pytest.raises(ValueError, match=r"end with 12, the length of q, got \[0, 11\]$"):
+        cupyflash.attention_varlen(q.swapaxes(0, 1), k.swapaxes(0, 1), k.swapaxes(0, 1), [0, 11], [0, 18])
+    with pytest.raises(TypeError, match=re.escape("unexpected keyword argument 'layout': packed arrays are (total, h, d)")):
+        cupyflash.attention_varlen(q, k, k, [0, 12], [0, 18], layout="bnhd")  # type: ignore[call-arg]
+
+
 def test_an_error_of_no_other_layout_does_not_name_one() -> None:
     with pytest.raises(ValueError, match=r"got heads=4 and kv_heads=3$"):
         cupyflash.attention(np.zeros((4, 20, 16), HALF), np.zeros((3, 11, 16), HALF), np.zeros((3, 11, 16), HALF))
@@ -103,6 +115,12 @@ def test_names_of_others_are_none_of_ours_and_lead_to_ours() -> None:
     assert not parameters & ELSEWHERE.keys() and {ours for ours, _ in ELSEWHERE.values()} <= {"", *parameters}
     with pytest.raises(TypeError, match=r"'dropout_p': attention_decode has no dropout$"):
         cupyflash.attention_decode(Q, K, V, [16, 9], dropout_p=0.1)  # type: ignore[call-arg]
+
+
+def test_a_function_where_a_score_or_mask_is_says_how_to_make_one() -> None:
+    for name, given in (("score", lambda s: s), ("mask", lambda q, k: k <= q), ("mask", "k <= q")):
+        with pytest.raises(TypeError, match=rf"got (function|str): pass cupyflash.{name.capitalize()}\({name}\)$"):
+            cupyflash.attention(Q, K, V, layout="bnhd", **{name: given})
 
 
 def test_a_mask_of_numbers_names_bias() -> None:

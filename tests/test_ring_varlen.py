@@ -153,11 +153,12 @@ def test_packed_sequences_on_the_simulated_device(ranks: int, how: dict[str, Any
     gradients = cupyflash.attention_varlen_backward(dout, q, k, v, *expected, cu_seqlens, cu_seqlens, **options)
 
     layout = how.get("layout", "zigzag")
+    bounds = cu_seqlens.astype(np.int64), cu_seqlens.astype(np.uint8)  # integers of any width
 
     def work(comm: Any) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
         own = [shard(x, comm, layout, axis=0) for x in (q, k, v, dout)]
-        found = ring_attention_varlen(*own[:3], cu_seqlens, cu_seqlens, comm, return_lse=True, **how, **options)
-        made = ring_attention_varlen_backward(own[3], *own[:3], *found, cu_seqlens, cu_seqlens, comm, **how, **options)
+        found = ring_attention_varlen(*own[:3], *bounds, comm, return_lse=True, **how, **options)
+        made = ring_attention_varlen_backward(own[3], *own[:3], *found, *bounds, comm, **how, **options)
         whole = [unshard(x, comm, layout, axis=0) for x in (found[0], *made[:3])]
         return [*whole, unshard(found[1], comm, layout, axis=1)], made[3:]
 

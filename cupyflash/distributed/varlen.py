@@ -9,9 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
-from cupyflash.arrays import heads_first, require_dtype
+from cupyflash.arrays import heads_first, require_integers
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.opening import ARRAYS, Checked
 from cupyflash.distributed.varlen_calls import VarlenCalls
@@ -75,7 +73,7 @@ _plan = lru_cache(maxsize=64)(VarlenPlan)
 def _bounds(name: str, given: Any) -> tuple[int, ...]:
     """The bounds as Python's numbers. TypeError or ValueError for what are no bounds of sequences."""
     array = as_integers(name, given)
-    require_dtype(name, array, np.int32)
+    require_integers(name, array)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"{name} must have shape (b + 1,), a bound more than there are sequences, got {array.shape}")
     found = tuple(array.tolist())

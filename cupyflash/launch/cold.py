@@ -157,9 +157,10 @@ class FirstCall:
     @cached_property
     def sequences(self) -> varlen.Sequences:
         """The lengths from the bounds of packed sequences; ValueError for bounds that do not fit q and k."""
-        varlen.check_bounds(self.arrays)
         longest = [self.asked[name] for name in varlen.LONGEST]
-        found = varlen.sequences(self.arrays, *self.totals, *longest)
+        with layout_named(self):
+            varlen.check_bounds(self.arrays)
+            found = varlen.sequences(self.arrays, *self.totals, *longest)
         return replace(found, lengths=None) if self.gpu else found
 
     @property
@@ -176,10 +177,11 @@ class FirstCall:
 
     @cached_property
     def problem(self) -> Problem:
-        if not self.options.packed:
-            with layout_named(self):
+        sequences = self.sequences if self.options.packed else None
+        with layout_named(self):
+            if sequences is None:
                 return pose(self.gpu, with_heads_first(self.inputs, self.swapped), self.options, self.numbers)
-        problem = self.sequences.of(varlen.posed(self.inputs, self.options))
+            problem = sequences.of(varlen.posed(self.inputs, self.options))
         check_captured(problem, captured_among(self.arrays))
         return problem
 
@@ -307,7 +309,15 @@ def layout_named(r: FirstCall) -> Iterator[None]:
     except ValueError as error:
         q, k = (r.layouts[name].shape for name in ("q", "k_cache" if "k_cache" in r.layouts else "k"))
         heads, other = (-2, -3) if r.swapped else (-3, -2)
-        if len(q) == len(k) > 2 and k[heads] and k[other] and q[heads] % k[heads] and not q[other] % k[other]:
+        if not (len(q) == len(k) > 2 and k[heads] and k[other] and not q[other] % k[other]):
+            raise
+        if r.options.packed:
+            ends = {name: r.arrays[name].ravel()[-1:].tolist() for name in varlen.BOUNDS if isinstance(r.arrays[name], np.ndarray)}
+            here, there = ({name: [shape[at]] for name, shape in zip(varlen.BOUNDS, (q, k), strict=True)} for at in (-3, -2))
+            if all(ends[name] == there[name] != here[name] for name in ends) and (ends or q[heads] % k[heads]):
+                words = "are the arrays (h, total, d)? Then exchange their first two axes, as in q.swapaxes(0, 1)"
+                raise ValueError(f"{error}: {words}") from None
+        elif q[heads] % k[heads]:
             layout = next(each for each in LAYOUTS if each != r.asked["layout"])
             raise ValueError(f"{error}: are the arrays {layout}? Then pass layout={layout!r}") from None
         raise

@@ -159,6 +159,15 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 
 
+# Keywords that only some calls have, and words for the others.
+OF_OTHER_CALLS: Mapping[str, str] = MappingProxyType(
+    {
+        "deterministic": "the forward gives the same bits each time, and the gradients' calls have the choice",
+        "layout": "packed arrays are (total, h, d)",
+    }
+)
+
+
 class Keywords(NamedTuple):
     """The keywords of a call: their defaults by name, and the names that are required."""
 
@@ -177,6 +186,8 @@ class Keywords(NamedTuple):
         """Words for who has a keyword from another library, or has misspelt one."""
         from difflib import get_close_matches
 
+        if name in OF_OTHER_CALLS:
+            return f": {OF_OTHER_CALLS[name]}"
         ours, words = ELSEWHERE.get(name, (name, ""))
         if ours in self.defaults:
             return f": here it is {ours}{words}"

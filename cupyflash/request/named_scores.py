@@ -47,7 +47,7 @@ def _capped(s: str, softcap: Any) -> tuple[str, float]:
         raise TypeError(f"softcap must be a real number or None, got {softcap!r}")
     least, most = SOFTCAPS
     if not least <= float(softcap) <= most:
-        raise ValueError(f"softcap must be between 2**-64 and 2**64, got {softcap!r}")
+        raise ValueError(f"softcap must be between 2**-64 and 2**64, got {softcap!r}: None is no cap")
     return f"softcap * tanh({s} / softcap)", float(softcap)
 
 

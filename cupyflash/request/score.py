@@ -393,10 +393,15 @@ def itemsize(form: Form, load: Load) -> int:
 Numbers = tuple[tuple[str, Any], ...]
 
 
+def to_be_made(kind: str, given: Any) -> str:
+    """Words for a text or a Python function in the place of a Score or Mask; "" for anything else."""
+    return f": pass cupyflash.{kind.capitalize()}({kind})" if isinstance(given, str) or callable(given) else ""
+
+
 def captured_values(score: Score | None, mask: Mask | None = None) -> tuple[dict[str, Any], Numbers]:
     """A call's captured arrays and numbers, by the names of the kernels' struct. TypeError unless given a Score and a Mask."""
     if not isinstance(score, Score | None):
-        raise TypeError(f"score must be a cupyflash.Score or None, got {type(score).__name__}")
+        raise TypeError(f"score must be a cupyflash.Score or None, got {type(score).__name__}{to_be_made('score', score)}")
     if not isinstance(mask, Mask | None):
         raise TypeError(f"mask must be a cupyflash.Mask or None, got {type(mask).__name__}")
     given = [each for each in (score, mask) if each is not None]

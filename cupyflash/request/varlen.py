@@ -82,7 +82,8 @@ def _check_shapes(q: Array, k: Array, v: Array) -> None:
     """Check the axes with the errors that `Problem.from_arrays` would give."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.ndim != 3:
-            raise ValueError(f"{name} must be (total, h, d), got shape {array.shape}")
+            batch = ": attention takes a batch of one length" if array.ndim == 4 else ""
+            raise ValueError(f"{name} must be (total, h, d), got shape {array.shape}{batch}")
     check_keys(q, k, v)
 
 
