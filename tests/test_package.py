@@ -43,6 +43,7 @@ DOCUMENTED = (
     *("sim.execute", "sim.execute_backward", "sim.profile", "sim.replay", "sim.l2", "sim.ring.replay", "sim.trace.trace"),
     *("sim.theory.traffic", "sim.theory.ring.link_bytes", "sim.verification.verify", "sim.ptx.Module", "sim.ptx.RawKernel"),
     *("sim.ptx.Stream", "sim.ptx.TensorMap", "sim.ptx.pytest_plugin", "sim.ptx.simulated_cupy", "sim.triton.simulated_triton"),
+    "sim.numba.simulated_numba",
 )
 """Import paths that README and docs have had: whatever moves inside, they stay."""
 
@@ -132,7 +133,7 @@ def test_float16_and_float32_need_no_ml_dtypes() -> None:
 
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = ("ml_dtypes", "cuda", "matplotlib", "rich", "torch", "triton", "jax")
+OPTIONAL = ("ml_dtypes", "cuda", "matplotlib", "rich", "torch", "triton", "numba", "jax")
 # What is for nobody who has not installed it
 FOR_OTHERS = {
     "torch": (
@@ -140,6 +141,7 @@ FOR_OTHERS = {
         *("tests/beside_torch.py", "tests/triton_program.py"),
     ),
     "triton": ("benchmarks/fused_triton.py", "sim/triton/driver.py", "sim/triton/backend/*.py", "tests/triton_program.py"),
+    "numba": ("sim/numba/dispatch.py", "tests/numba_program.py"),
     "jax": ("cupyflash/jax.py",),
 }
 

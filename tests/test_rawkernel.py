@@ -321,7 +321,7 @@ def test_a_test_has_its_kernels_faults(request: pytest.FixtureRequest) -> None:
 
 
 DOCS = (Path(__file__).resolve().parent.parent / "docs" / "profile.md").read_text()
-_, SETTINGS, PLUGIN = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+_, SETTINGS, PLUGIN, *_ = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
 
 
 def test_the_settings_of_the_docs_hold() -> None:

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.sim.numba import simulated_numba
 from cupyflash.sim.ptx import Launch, simulated_cupy, simulation
 from cupyflash.sim.ptx.fresh import empty, empty_like, filled
 from cupyflash.sim.ptx.rawkernel import DeviceArray
+from cupyflash.sim.triton import simulated_triton
 
 from .reference import Results, call, copied
 
@@ -64,13 +66,17 @@ def fresh_numpy(function: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def simulated(function: Callable[..., Any]) -> Iterator[None]:
-    """Everything under which a judged function runs: CuPy, and Triton if its module uses that, without a GPU."""
+    """Everything under which a judged function runs without a GPU: CuPy, and Triton or Numba if its module uses them."""
     with ExitStack() as stack:
         stack.enter_context(simulated_cupy())
         stack.enter_context(fresh_numpy(function))
-        uses = {getattr(value, "__name__", "").partition(".")[0] for value in getattr(function, "__globals__", {}).values()}
-        if "triton" in uses and importlib.util.find_spec("cupyflash.sim.triton") is not None:
-            stack.enter_context(importlib.import_module("cupyflash.sim.triton").simulated_triton())
+        values = list(getattr(function, "__globals__", {}).values())
+        named = [value.__name__ if isinstance(value, ModuleType) else str(type(value).__module__) for value in values]
+        uses = {name.partition(".")[0] for name in named}
+        if "triton" in uses:
+            stack.enter_context(simulated_triton())
+        if "numba" in uses:
+            stack.enter_context(simulated_numba())
         yield
 
 

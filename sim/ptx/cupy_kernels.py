@@ -72,7 +72,7 @@ class KernelArguments:
         """Launches a kernel of that CUDA C on so many threads, as CuPy's `linear_launch` does."""
         source = SourceText(headers() + code, None, options, "nvrtc", False, False, (), (f"{name}.cu", 1))
         grid = min(MOST_BLOCKS, -(-threads // block))
-        issue(source.load(), name, (grid,), (min(block, threads),), self.given, self.masks)
+        issue(source.load().module, name, (grid,), (min(block, threads),), self.given, self.masks)
 
 
 def of_arrays(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -296,7 +296,7 @@ class CompiledModule:
                 mask = unwritten(value) if isinstance(value, np.ndarray) else None
                 if mask is not None:
                     masks[f"{each}.{each}"] = mask
-            issue(loaded, name, grid, block, given, masks, shared_mem=shared_mem)
+            issue(loaded.module, name, grid, block, given, masks, shared_mem=shared_mem)
 
         return launch
 

@@ -297,7 +297,7 @@ def _checked(name: str, value: Any, kind: type) -> Any:
 
 
 def issue(
-    loaded: Loaded,
+    module: Module,
     name: str,
     grid: tuple[int, ...],
     block: tuple[int, ...],
@@ -311,7 +311,7 @@ def issue(
     holds = settings()
     how: dict[str, Any] = {"seed": holds.seed, "races": bool(holds.races), "suppressions": holds.suppressions or ()}
     how["stream"] = stream if isinstance(stream, Stream) else None
-    launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, unwritten=unwritten, **how)
+    launch = module.launch(name, grid, block, given, shared_bytes=shared_mem, unwritten=unwritten, **how)
     deliver(name, launch, 3)
 
 
@@ -383,7 +383,7 @@ class RawKernel:
         grid, block, given = self._given(grid, block, args, shared_mem)
         masks = {each: unwritten(value) for each, value in given.items() if isinstance(value, np.ndarray)}
         known = {each: mask for each, mask in masks.items() if mask is not None}
-        issue(loaded, name, grid, block, given, known, shared_mem=shared_mem, stream=stream)
+        issue(loaded.module, name, grid, block, given, known, shared_mem=shared_mem, stream=stream)
 
     def clock(
         self,
