@@ -11,7 +11,7 @@ pytestmark = pytest.mark.wide
 
 from beside_torch import drawn, leaves  # noqa: E402
 
-from cupyflash.torch import flash_attn_with_kvcache, scaled_dot_product_attention  # noqa: E402
+from cupyflash.torch import attention, flash_attn_with_kvcache, flex_attention, scaled_dot_product_attention  # noqa: E402
 
 PLAIN = {"functions": "", "causal": True, "left": None, "right": None, "scale": None, "softcap": None}
 DROPPED = {"dropout": 0.0, "deterministic": False}
@@ -91,3 +91,30 @@ def test_an_export_is_the_operation() -> None:
     program = torch.export.export(Model(), (q, k))
     assert any(node.target is torch.ops.cupyflash.attention.default for node in program.graph.nodes)
     assert torch.equal(program.module()(q, k), scaled_dot_product_attention(q, k, k, is_causal=True))
+
+
+def test_functions_break_the_graph_where_they_are_traced() -> None:
+    """And nowhere else: the operation is in the next graph, and what a score has captured learns."""
+    flex = pytest.importorskip("torch.nn.attention.flex_attention", reason="this PyTorch has no flex_attention")
+    q, table = drawn((1, 2, 16, 16), (2, 16))
+    block_mask = flex.create_block_mask(causal, None, None, 16, 16, device="cpu")
+
+    def ours(q: Any, table: Any) -> Any:
+        return 2 * attention(q, q, q, causal=True, score=lambda s, h, q, k: s + table[h, q - k])
+
+    def theirs(q: Any, table: Any) -> Any:
+        return 2 * flex_attention(q, q, q, lambda s, b, h, q, k: s + table[h, q - k], block_mask)
+
+    for function in (ours, theirs):
+        found = torch._dynamo.explain(function)(q, table)
+        targets = [str(node.target) for graph in found.graphs for node in graph.graph.nodes]
+        assert found.graph_break_count == 1 and targets.count("cupyflash.attention") == 1, (function.__name__, targets)
+    (leaf,) = leaves([table])
+    gradient, right = (
+        torch.autograd.grad(each(q, leaf).square().sum(), leaf)[0] for each in (torch.compile(ours, backend="aot_eager"), ours)
+    )
+    assert torch.allclose(gradient, right, atol=1e-5) and right.any()
+
+
+def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q >= k

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import cupyflash.torch.ops  # noqa: F401, the operations
-from cupyflash.torch.functions import TensorFunction, arguments_of
+from cupyflash.torch.functions import functions_in
 from cupyflash.torch.memory import TYPES, require_operands
 
 
@@ -44,10 +44,8 @@ def attention(
     """
     require_operands(q=q, k=k, v=v)
     q, k, v, bias = in_autocast(q, k, v, bias)
-    functions = {} if score is None else {"score": TensorFunction.of("score", score)}
-    if mask is not None and not isinstance(mask, torch.Tensor):
-        functions["mask"], mask = TensorFunction.of("mask", mask), None
-    text, captured = arguments_of(functions, q) if functions else ("", [])
+    function, mask = (None, mask) if isinstance(mask, torch.Tensor) else (mask, None)
+    text, captured = functions_in(q, score=score, mask=function)
     arrays = {"bias": bias, "sinks": sinks, "mask": mask, "key_lengths": key_lengths, "alibi_slopes": alibi_slopes}
     choices = {"deterministic": deterministic, "algorithm": algorithm, "layout": layout}
     plain = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "dropout": dropout, "seed": seed}
@@ -81,8 +79,7 @@ def attention_varlen(
     in `attention` here."""
     require_operands(q=q, k=k, v=v)
     q, k, v = in_autocast(q, k, v)
-    functions = {kind: TensorFunction.of(kind, each) for kind, each in (("score", score), ("mask", mask)) if each is not None}
-    text, captured = arguments_of(functions, q) if functions else ("", [])
+    text, captured = functions_in(q, score=score, mask=mask)
     out, lse = torch.ops.cupyflash.attention_varlen(
         *map(contiguous, (q, k, v)),
         *(sinks, cu_seqlens_q, cu_seqlens_k, alibi_slopes, seed_of(dropout, seed), captured),
@@ -119,9 +116,8 @@ def attention_decode(
 ) -> Any:
     """Compute `cupyflash.attention_decode` of tensors, which writes k and v into the caches; there are no gradients."""
     require_operands(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
-    functions = {kind: TensorFunction.of(kind, each) for kind, each in (("score", score), ("mask", mask)) if each is not None}
     with torch.no_grad():
-        text, captured = arguments_of(functions, q) if functions else ("", [])
+        text, captured = functions_in(q, score=score, mask=mask)
         out, lse = torch.ops.cupyflash.attention_decode(
             *(contiguous(q), k_cache, v_cache, cache_seqlens, contiguous(k), contiguous(v)),
             *(block_table, sinks, alibi_slopes, tree_mask, captured),

@@ -18,7 +18,6 @@ WHOLE = 1 << 30
 EMPTY, PARTIAL, FULL = range(3)
 
 
-@torch.compiler.disable
 def flex_attention(
     query: Any,
     key: Any,
@@ -41,8 +40,8 @@ def flex_attention(
     others. A row that sees no key gives zeros and a log-sum-exp of -inf. `kernel_options` change nothing: tiles are the planner's.
 
     Returns O (B, Hq, L, Ev); with `return_lse` also the log-sum-exps (B, Hq, L), float32; with `return_aux` O and an AuxOutput. A
-    score_mod's captured tensors of floats get gradients, log-sum-exps none; max_scores are refused. torch.compile calls this as it
-    is.
+    score_mod's captured tensors of floats get gradients, log-sum-exps none; max_scores are refused. torch.compile breaks the graph
+    where the functions are traced, and has the attention in the next one.
     """
     if return_lse and return_aux is not None:
         raise ValueError("return_lse must be False beside return_aux, which replaces it")
@@ -54,17 +53,23 @@ def flex_attention(
             raise ValueError(f"{name} must be (B, H, L, E), got shape {tuple(tensor.shape)}")
     if not enable_gqa and query.shape[1] != key.shape[1]:
         raise ValueError(f"key must have query's {query.shape[1]} heads, got {key.shape[1]}: pass enable_gqa=True for fewer")
-    functions = {}
-    if score_mod is not None:
-        functions["score"] = TensorFunction.of("score", lambda s, b, h, row, k: score_mod(s, b, h, row, k))
-    if block_mask is not None and (mask := _mask_of(block_mask, query, key)) is not None:
-        functions["mask"] = mask
-    text, captured = arguments_of(functions, query)
+    text, captured = _traced(query, key, score_mod, block_mask)
     operands = map(contiguous, in_autocast(query, key, value))
     out, lse = attend(*operands, functions=text, captured=captured, scale=scale)
     if return_aux is not None:
         return out, AuxOutput(lse=lse if return_aux.lse else None)
     return (out, lse) if return_lse else out
+
+
+@torch.compiler.disable
+def _traced(query: Any, key: Any, score_mod: Any, block_mask: Any) -> tuple[str, list[Any]]:
+    """The functions as an operation gets them."""
+    functions = {}
+    if score_mod is not None:
+        functions["score"] = TensorFunction.of("score", lambda s, b, h, row, k: score_mod(s, b, h, row, k))
+    if block_mask is not None and (mask := _mask_of(block_mask, query, key)) is not None:
+        functions["mask"] = mask
+    return arguments_of(functions, query)
 
 
 def _mask_of(block_mask: Any, query: Any, key: Any) -> TensorFunction | None:

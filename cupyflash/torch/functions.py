@@ -32,6 +32,20 @@ class TensorFunction(NamedTuple):
         return cls(*traced(given, ("s", *names) if kind == "score" else names))
 
 
+def functions_in(q: Any, **given: Any) -> tuple[str, list[Any]]:
+    """(The text of the functions among `score` and `mask`, their captured tensors) by `arguments_of`. In a program that is being
+    compiled this breaks the graph, since PyTorch's compiler cannot follow a trace of ours."""
+    there = {kind: each for kind, each in given.items() if each is not None}
+    if not there:
+        return "", []
+    trace = torch.compiler.disable(_traced_all) if torch.compiler.is_compiling() else _traced_all
+    return trace(there, q)
+
+
+def _traced_all(given: Mapping[str, Any], q: Any) -> tuple[str, list[Any]]:
+    return arguments_of({kind: TensorFunction.of(kind, each) for kind, each in given.items()}, q)
+
+
 def arguments_of(functions: Mapping[str, TensorFunction], q: Any) -> tuple[str, list[Any]]:
     """(The text of functions by kind, their captured tensors, a score's first). ValueError for tensors on another device than
     q."""
