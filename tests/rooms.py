@@ -40,7 +40,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "calls": (
         "recent",
         *("attention", "captured", "cubins", "decode_refusals", "device", "foreign_arrays", "gradients", "jax"),
-        *("launcher", "layout", "merge", "prepared", "problem", "options", "refusals", "dropout", "named_scores"),
+        *("launcher", "layout", "merge", "prepared", "problem", "options", "keywords", "refusals", "dropout", "named_scores"),
         *("score*", "stand_in", "tensor_maps"),
         *("torch", "torch_[!e]*", "first_use", "second_order", "injected_faults", "warmup_decode"),
     ),

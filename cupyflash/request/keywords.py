@@ -7,8 +7,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 if TYPE_CHECKING:
-    from cupyflash.request.score import Score
+    from collections.abc import Sequence
+
+    from cupyflash.request.score import Mask, Score
+    from cupyflash.tiled_mask import TiledMask
     from cupyflash.tiling import TilingChoice
+
+    AnyArray = Any  # of NumPy or CuPy, or an object that offers its memory (DLPack, the CUDA array interface)
 
 NO_ORIGIN = (0, 0, 0, 0)
 # The keywords of named scores (named_scores.py): numbers, which each call brings, and arrays.
@@ -23,11 +28,11 @@ class Scores(TypedDict, total=False):
 
     causal: bool
     window: tuple[int | None, int | None] | None
-    mask: Any | None
-    sinks: Any | None
+    mask: AnyArray | Mask | TiledMask | None
+    sinks: AnyArray | None
     score: Score | None
     softcap: float | None
-    alibi_slopes: Any | None
+    alibi_slopes: AnyArray | None
     scale: float | None
 
 
@@ -43,9 +48,9 @@ class PackedKeywords(Dropped, total=False):
 
 
 class HeadsKeywords(PackedKeywords, total=False):
-    bias: Any | None
-    key_lengths: Any | None
-    block_mask: Any | None
+    bias: AnyArray | None
+    key_lengths: AnyArray | Sequence[int] | None
+    block_mask: AnyArray | None
     score_dtype: str | None
     algorithm: str
     layout: str
@@ -53,7 +58,7 @@ class HeadsKeywords(PackedKeywords, total=False):
 
 class Returned(TypedDict, total=False):
     return_lse: bool
-    out: Any | None
+    out: AnyArray | None
 
 
 class ForwardKeywords(HeadsKeywords, Returned, total=False):
@@ -74,8 +79,8 @@ class BackwardKeywords(HeadsKeywords, Gradients, total=False):
 class SecondOrder(Dropped, total=False):
     """`attention_double_backward`'s."""
 
-    bias: Any | None
-    key_lengths: Any | None
+    bias: AnyArray | None
+    key_lengths: AnyArray | Sequence[int] | None
     layout: str
     deterministic: bool
 
@@ -97,10 +102,10 @@ class VarlenBackward(PackedKeywords, Gradients, total=False):
 
 
 class CacheKeywords(TypedDict, total=False):
-    k: Any | None
-    v: Any | None
-    block_table: Any | None
-    tree_mask: Any | None
+    k: AnyArray | None
+    v: AnyArray | None
+    block_table: AnyArray | None
+    tree_mask: AnyArray | None
     num_splits: int | None
     layout: str
 
