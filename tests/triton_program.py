@@ -35,6 +35,27 @@ def add_by_table(table, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(x + at) + tl.load(y + at))
 
 
+@triton.jit
+def show(x, BLOCK: tl.constexpr):
+    value = tl.load(x + tl.arange(0, BLOCK))
+    tl.device_print("value", value)
+    tl.device_assert(value < 31, "too large")
+
+
+@triton.jit
+def copy_tiles(x, out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    at = [tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N]
+    out.store(at, x.load(at))
+
+
+@triton.jit
+def copy_made_tiles(x, out, rows, cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    at = [tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N]
+    source = tl.make_tensor_descriptor(x, shape=[rows, cols], strides=[cols, 1], block_shape=[BLOCK_M, BLOCK_N])
+    to = tl.make_tensor_descriptor(out, shape=[rows, cols], strides=[cols, 1], block_shape=[BLOCK_M, BLOCK_N])
+    to.store(at, source.load(at))
+
+
 if __name__ == "__main__":
     a, b = torch.rand(1000, device="cuda"), torch.rand(1000).cuda()
     c = torch.empty_like(a)

@@ -96,6 +96,17 @@ class Queue:
         pass
 
 
+class MatrixProducts:
+    """Stands for Triton's binding of cuBLAS, which its benchmarks compare with: PyTorch multiplies on the CPU."""
+
+    def __init__(self, workspace: Any):
+        pass
+
+    def matmul(self, a: Any, b: Any, c: Any) -> None:
+        """Writes a times the transpose of b to c."""
+        c.copy_(torch.matmul(a.float(), b.float().T))
+
+
 def properties(device: Device) -> SimpleNamespace:
     """Returns the simulated device as `torch.cuda.get_device_properties` describes one."""
     major, minor = device.compute_capability

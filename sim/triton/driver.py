@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, lru_cache
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import triton
+from triton._C.libtriton import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime import _allocation
@@ -152,7 +154,7 @@ class Launcher:
         call = KernelCall(m.name, module, whole, block, m.shared, cluster if math.prod(cluster) > 1 else None, values)
         times = current_times()
         if times is None:
-            deliver(m.name, call.run(driver.addresses), 4)
+            deliver(m.name, call.run(driver.addresses), callers())
         elif isinstance(times, Times):
             times.add(call, driver.addresses, lambda: self.machine_code)
 
@@ -180,6 +182,15 @@ class Launcher:
             elif size:
                 memory = np.zeros(count * size, np.int8)
             yield f"{kind}_scratch", memory
+
+
+def callers() -> int:
+    """Returns how many frames of Triton's and of this package are between a launch and the program that called the kernel."""
+    ours = str(Path(triton.__file__).parent), str(Path(__file__).parent)
+    frame, count = sys._getframe(1), 0
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        frame, count = frame.f_back, count + 1
+    return count + 1
 
 
 @contextmanager
@@ -212,4 +223,9 @@ def replaced_driver(
             from .devices import cuda_on_cpu
 
             stack.enter_context(cuda_on_cpu(device, found))
+        if find_spec("torch") is not None:
+            from .devices import MatrixProducts
+
+            stack.callback(setattr, nvidia.cublas, "CublasLt", nvidia.cublas.CublasLt)
+            nvidia.cublas.CublasLt = MatrixProducts
         yield driver

@@ -98,13 +98,15 @@ class Addresses:
         block = next((one for one in self._blocks.values() if one.address >> WINDOW_BITS == address >> WINDOW_BITS), None)
         return np.empty(0, np.uint8) if block is None else block.memory()[address - block.address :]
 
+    def alive(self) -> list[HostBlock]:
+        """Returns the memory of all arrays that are still there."""
+        return [block for block in self._blocks.values() if not block.gone()]
+
     def allocations(self, pointers: list[tuple[str, int]]) -> list[Allocation]:
         """Returns all arrays that are still there and whose address was taken, each named by the arguments that point into it:
         (name, address)."""
         found, unnamed = [], 0
-        for block in self._blocks.values():
-            if block.gone():
-                continue
+        for block in self.alive():
             memory = block.memory()
             names = [name for name, address in pointers if address >> WINDOW_BITS == block.address >> WINDOW_BITS]
             unnamed += not names

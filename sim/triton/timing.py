@@ -114,8 +114,10 @@ class Benchmarks:
         return True
 
     def say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        """Warns once of each kernel and kind of statement: a reason differs from one configuration to the next."""
+        kind = text.partition(", which is nan: ")[0]
+        if kind not in self._said:
+            self._said.add(kind)
             warnings.warn(text, PredictedTime, 4)
 
     def predicted(self, function: Callable[[], Any]) -> float:

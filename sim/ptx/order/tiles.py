@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..state.findings import ERROR, Verdict, at_line, kernel_line, source, thread_name
+from ..state.findings import ERROR, WARNING, Verdict, at_line, kernel_line, source, thread_name
 from ..state.lane_sets import GROUP, WARP
 from ..state.segments import Pages
 from ..text.syntax import Array, PtxInstruction
@@ -155,7 +155,9 @@ class TileReads:
                     else f"wgmma reads shared memory through the asynchronous proxy; what {source(theirs)} wrote at offset "
                     f"{at}, {who}, has no fence.proxy.async behind it"
                 )
-                verdict = Verdict(kind, ERROR, "read after write" if kind == "race" else "")
+                # Triton compiles its kernels for 9.0 without a fence behind cp.async, and all H100s have run them so.
+                severity = WARNING if kind == "proxy" and theirs.opcode == "cp" else ERROR
+                verdict = Verdict(kind, severity, "read after write" if kind == "race" else "")
                 self.record(verdict, message, (i, theirs), races.wave.place(int(first[mine[0]]) * WARP), (len(mine), address))
 
     def verdicts(self, first: Array, entries: Array, by: Array) -> tuple[Array, Array]:

@@ -25,8 +25,10 @@ class Switch(DriverBase):
 
     def __new__(cls) -> Any:
         from cupyflash.launch.simulated import current_simulation
+        from cupyflash.sim.ptx import simulation
         from cupyflash.sim.triton.driver import replaced_driver
 
+        _program.enter_context(simulation(fail_on="error"))
         return _program.enter_context(replaced_driver(current_simulation().device, _addresses))
 
     @classmethod

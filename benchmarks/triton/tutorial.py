@@ -1,0 +1,113 @@
+"""One tutorial of Triton on the PTX machine, for `__main__.py`:  tutorial.py FILE DEVICE ENTRY OUT [faults]"""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from cupyflash.sim.ptx import Finding, Launch, Module
+from cupyflash.sim.triton import simulated_triton
+from cupyflash.sim.triton.calls import KernelCall
+from cupyflash.sim.triton.memory import Addresses
+from cupyflash.sim.triton.timing import PredictedTime
+
+BARRIER = re.compile(r"^\s*(bar\.sync|barrier\.sync)\b.*;$", re.MULTILINE)
+
+
+class Faults:
+    """Runs each kernel's first launch also without each of its barriers; `found` has (found, barriers) by kernel."""
+
+    def __init__(self, entry: dict[str, Any]):
+        self.blocks, self.most = entry.get("fault_blocks", 8), entry.get("most_barriers", 12)
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def seed(self, call: KernelCall, addresses: Addresses) -> None:
+        places = list(BARRIER.finditer(call.module.text))
+        if call.kernel in self.found or not places:
+            return
+        # Of many barriers so many are tried, evenly chosen; of a large grid the first blocks.
+        chosen = places[:: -(-len(places) // self.most)]
+        row = self.found[call.kernel] = {"barriers": len(places), "tried": len(chosen), "found": 0, "missed": []}
+        grid = (min(call.grid[0], self.blocks), *(1 for _ in call.grid[1:])) if call.cluster is None else call.grid
+        kept = [(memory, memory.memory().copy()) for memory in addresses.alive() if memory.writeable]
+        usual = kinds(KernelCall(call.kernel, call.module, grid, *shape_of(call)).run(addresses))
+        for place in chosen:
+            text = call.module.text[: place.start()] + "\n" + call.module.text[place.end() :]
+            for memory, data in kept:
+                memory.memory()[:] = data
+            launch = KernelCall(call.kernel, Module.from_ptx(text), grid, *shape_of(call)).run(addresses)
+            if kinds(launch) - usual:
+                row["found"] += 1
+            else:
+                row["missed"].append(call.module.text[: place.start()].count("\n") + 1)
+        for memory, data in kept:
+            memory.memory()[:] = data
+
+
+def shape_of(call: KernelCall) -> tuple[Any, ...]:
+    return call.block, call.shared, call.cluster, call.values
+
+
+def kinds(launch: Launch) -> set[tuple[str, Any]]:
+    """The findings of a launch, by kind and line."""
+    return {(one.kind, one.source) for one in launch.findings}
+
+
+def main() -> None:
+    file, device, entry, out, *faults = sys.argv[1:]
+    told = json.loads(entry)
+    seeded, began = Faults(told), time.process_time()
+    run = KernelCall.run
+    if any(faults):
+
+        def run_with_faults(self: KernelCall, addresses: Addresses) -> Launch:
+            KernelCall.run = run
+            seeded.seed(self, addresses)
+            KernelCall.run = run_with_faults
+            return run(self, addresses)
+
+        KernelCall.run = run_with_faults
+    source = Path(file).read_text()
+    if "until" in told:  # what is behind it is larger than this machine's time
+        source = source[: source.index(told["until"])] + told.get("instead", "")
+    place = Path(file).with_name(f"run_{Path(file).name}")
+    place.write_text(source)
+    report: dict[str, Any] = {}
+    limit = told.get("benchmark_seconds", 5)
+    with (
+        simulated_triton(device, findings="keep", benchmark_seconds=limit) as launches,
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        sys.argv = [str(place)]
+        try:
+            runpy.run_path(str(place), run_name="__main__")
+        finally:
+            place.unlink()
+            report["launches"] = len(launches)
+            report["instructions"] = sum(launch.counters.instructions for launch in launches)
+            report["findings"] = dict(Counter(place_of(one) for launch in launches for one in launch.findings))
+            report["seconds"] = round(time.process_time() - began, 1)
+            texts = {str(one.message) for one in said if one.category is PredictedTime}
+            report["timed"] = sum("predicted for" in text for text in texts)
+            report["untimed"] = sorted({re.sub(r".*nan: ", "", text)[:80] for text in texts if "has no time for it" in text})
+            if any(faults):
+                report["faults"] = seeded.found
+            Path(out).write_text(json.dumps(report))
+
+
+def place_of(finding: Finding) -> str:
+    """A finding's severity, kind and first place."""
+    file, line = finding.places[0]
+    return f"{finding.severity}: {finding.kind} at {Path(file).name.removeprefix('run_')}:{line}"
+
+
+if __name__ == "__main__":
+    main()
