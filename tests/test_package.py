@@ -140,7 +140,10 @@ FOR_OTHERS = {
         *("cupyflash/torch/*.py", "examples/torch_*.py", "sim/triton/devices.py"),
         *("tests/beside_torch.py", "tests/triton_program.py"),
     ),
-    "triton": ("benchmarks/fused_triton.py", "sim/triton/driver.py", "sim/triton/backend/*.py", "tests/triton_program.py"),
+    "triton": (
+        *("benchmarks/fused_triton.py", "sim/triton/driver.py", "sim/triton/backend/*.py"),
+        *("tests/gluon_program.py", "tests/triton_program.py"),
+    ),
     "numba": ("sim/numba/dispatch.py", "tests/numba_program.py"),
     "jax": ("cupyflash/jax.py",),
 }

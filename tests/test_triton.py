@@ -159,6 +159,21 @@ def test_descriptors_of_the_host_and_of_the_device(kernels: Any, torch: Any, dev
     assert [one.traffic["x"].unique_read_bytes for one in launches] == [x.nbytes, x.nbytes]
 
 
+def test_gluon_runs_by_the_same_way(kernels: Any, torch: Any) -> None:
+    pytest.importorskip("triton.experimental.gluon.nvidia.hopper", reason="this Triton has no Gluon for Hopper")
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from gluon_program import copy_tiles  # where `kernels` put its folder
+
+    layout = gl.NVMMASharedLayout.get_default_for([128], gl.float32)
+    with simulated_triton("H100-SXM", findings="keep") as launches:
+        x, out = torch.rand(1000, device="cuda"), torch.zeros(1000, device="cuda")
+        copy_tiles[8,](*(TensorDescriptor.from_tensor(one, [128], layout) for one in (x, out)), layout, BLOCK=128, num_warps=4)
+    assert torch.equal(out, x) and launches[0].traffic["x"].unique_read_bytes == x.nbytes
+    assert [(one.kind, one.severity) for one in launches[0].findings] == [("proxy", "warning")]  # no fence.mbarrier_init
+
+
 @pytest.mark.parametrize("way", ["module", "switch"])
 def test_a_program_runs_as_it_stands(kernels: Any, torch: Any, way: str, tmp_path: Path) -> None:
     """By the module, or by the switch of the environment, for which an installed package has an entry point."""
