@@ -15,7 +15,7 @@ from cupyflash import Mask, Score
 torch = pytest.importorskip("torch", reason="beside PyTorch, which is not installed")
 pytestmark = pytest.mark.wide
 
-from beside_torch import drawn, leaves  # noqa: E402
+from beside_torch import drawn, leaves, plain  # noqa: E402
 
 from cupyflash.torch import attention, attention_decode, attention_varlen  # noqa: E402
 
@@ -67,6 +67,49 @@ def test_what_scores_of_packed_sequences_have_captured_learns() -> None:
     expected = torch.autograd.grad(torch.cat(right, 1).square().sum(), (q, table))
     for ours, other in zip(torch.autograd.grad(out.square().sum(), (q, table)), expected, strict=True):
         assert torch.allclose(ours, other, atol=1e-4) and float(ours.abs().max()) > 0.01
+
+
+def test_gradients_of_gradients() -> None:
+    """As PyTorch's own in float64, by all inputs; a penalty on gradients is what asks for them."""
+    tensors = drawn((6, 4), (8, 4), (8, 4))
+
+    def penalty(function: Any, dtype: Any) -> tuple[Any, ...]:
+        sides = leaves(tensors, dtype)
+        first = torch.autograd.grad(function(*sides).square().sum(), sides, create_graph=True)
+        return torch.autograd.grad(sum((each * each).sum() for each in first), sides)
+
+    found = penalty(lambda *t: attention(*t, causal=True), torch.float32)
+    seen = torch.ones(6, 8, dtype=torch.bool).tril(2)
+    for one, right in zip(found, penalty(lambda *t: plain(*t, seen), torch.float64), strict=True):
+        assert torch.allclose(one.double(), right, rtol=1e-4, atol=1e-5 * float(right.abs().max()))
+
+
+def test_what_has_no_second_order_or_forward_mode_says_so() -> None:
+    """And does not give zeros, as PyTorch would for an operation that it does not know."""
+    q, bias = leaves(drawn((2, 18, 16), (18, 18)))
+    rows, bounds = leaves(drawn((18, 2, 16)))[0], torch.tensor([0, 18])
+    for out, by, words in (
+        (attention(q, q, q, bias=bias), q, "gradients of gradients are by dout, q, k and v alone: detach bias"),
+        (attention_varlen(rows, rows, rows, bounds, bounds, 18, 18), rows, "and this is one of attention_varlen's"),
+    ):
+        (first,) = torch.autograd.grad(out.square().sum(), by, create_graph=True)
+        with pytest.raises(NotImplementedError, match=re.escape(words)):
+            torch.autograd.grad(first.sum(), by)
+    with pytest.raises(NotImplementedError, match="k has a tangent, and the operations have no forward mode"):
+        torch.func.jvp(lambda k: attention(q.detach(), k, k), (q.detach(),), (q.detach(),))
+
+
+def test_activations_are_computed_again_by_checkpoints() -> None:
+    (q,) = leaves(drawn((2, 18, 16)))
+    again = torch.utils.checkpoint.checkpoint(lambda q: attention(q, q, q, causal=True), q, use_reentrant=False)
+    one, other = (torch.autograd.grad(out.square().sum(), q)[0] for out in (again, attention(q, q, q, causal=True)))
+    assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_a_keyword_of_another_library_names_ours() -> None:
+    (q,) = drawn((2, 18, 16))
+    with pytest.raises(TypeError, match=r"attention\(\) got an unexpected keyword argument 'is_causal': here it is causal"):
+        attention(q, q, q, is_causal=True)  # type: ignore[call-arg]
 
 
 def test_decoding_has_no_gradient() -> None:

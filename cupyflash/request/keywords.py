@@ -224,8 +224,10 @@ def asks(keywords: Any, **other: Any) -> Callable[[Function], Function]:
 
 
 def keywords_of(function: Callable[..., Any]) -> Keywords:
-    """The keywords of a function that `asks`."""
-    parameters: Mapping[str, Any] = function.__signature__.parameters  # type: ignore[attr-defined]
+    """The keywords of a function, as its signature has them."""
+    import inspect
+
+    parameters: Mapping[str, Any] = inspect.signature(function).parameters
     defaults = {name: None if each.default is each.empty else each.default for name, each in parameters.items()}
     required = frozenset(name for name, each in parameters.items() if each.default is each.empty)
     return Keywords(function.__name__, MappingProxyType(defaults), required)

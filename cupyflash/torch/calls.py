@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 
 import cupyflash.torch.ops  # noqa: F401, the operations
+from cupyflash.request.keywords import keywords_of
 from cupyflash.torch.functions import functions_in
 from cupyflash.torch.memory import TYPES, require_operands
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
+
+def hinting(function: Function) -> Function:
+    """Gives an error about a keyword that the function does not have words for who has it from another library."""
+    keywords = keywords_of(function)
+
+    @wraps(function)
+    def called(*given: Any, **named: Any) -> Any:
+        if not named.keys() <= keywords.defaults.keys():
+            keywords.complete(named)
+        return function(*given, **named)
+
+    return called  # type: ignore[return-value]
+
+
+@hinting
 def attention(
     q: Any,
     k: Any,
@@ -53,6 +72,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+@hinting
 def attention_varlen(
     q: Any,
     k: Any,
@@ -92,6 +112,7 @@ def attention_varlen(
     return (out, lse) if return_lse else out
 
 
+@hinting
 def attention_decode(
     q: Any,
     k_cache: Any,

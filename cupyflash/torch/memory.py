@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from cupyflash.arrays import numpy_dtype
 
@@ -25,6 +26,8 @@ def require_operands(**tensors: Any) -> None:
             raise TypeError(f"{name} must be a dense tensor, got a {kind} one; attention_varlen takes sequences that are packed")
         if tensor.dtype not in TYPES:
             raise TypeError(f"{name} must be of float16, bfloat16 or float32, got {tensor.dtype}: pass {name}.to(torch.float32)")
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(f"{name} has a tangent, and the operations have no forward mode: cupyflash.attention_jvp has")
     first, one = next(iter(there.items()))
     for name, tensor in there.items():
         if tensor.device != one.device:

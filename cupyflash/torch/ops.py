@@ -116,7 +116,8 @@ def differentiable(name: str, beside: str, plain: str) -> None:
         ctx.plain, ctx.tensors = keyword_only_inputs, len(tensors)
 
     def connect(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
-        tensors, (out, lse, *captured) = ctx.saved_tensors[: ctx.tensors], ctx.saved_tensors[ctx.tensors :]
+        saved = ctx.saved_tensors  # once, as checkpoints ask
+        tensors, (out, lse, *captured) = saved[: ctx.tensors], saved[ctx.tensors :]
         wanted = dict(zip(names, ctx.needs_input_grad[3:], strict=True))
         call = getattr(torch.ops.cupyflash, f"{name}_backward")
         dbias = bool(wanted.get("bias"))
@@ -128,11 +129,53 @@ def differentiable(name: str, beside: str, plain: str) -> None:
 
     torch.library.register_autograd(f"cupyflash::{name}", connect, setup_context=keep, lib=_LIBRARY)
 
+    def keep_again(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: list[Any]) -> None:
+        *tensors, captured = inputs
+        ctx.save_for_backward(*tensors, *captured)
+        ctx.plain, ctx.tensors = keyword_only_inputs, len(tensors)
+
+    def connect_again(ctx: Any, dots: list[Any]) -> tuple[Any, ...]:
+        """By `attention_double_backward`, whose gradients by q, k and v have those by way of out and lse, too."""
+        wanted = zip(names, ctx.needs_input_grad[6:], strict=True)
+        learned = [each for each, wants in wanted if (any(wants) if isinstance(wants, list | tuple) else wants)]
+        if learned:
+            raise NotImplementedError(f"gradients of gradients are by dout, q, k and v alone: detach {learned[0]}")
+        if name != "attention" or any(each is not None for each in dots[3:]):
+            raise NotImplementedError(f"gradients of gradients are of attention's dq, dk and dv alone, and this is one of {name}'s")
+        saved = ctx.saved_tensors
+        plain = {each: ctx.plain[each] for each in ctx.plain if each not in ("algorithm", "dbias", "learned")}
+        second = torch.ops.cupyflash.attention_double_backward
+        dout, q, k, v, _, _, *others = saved[: ctx.tensors]
+        by_dout, *by_qkv = second(*dots[:3], dout, q, k, v, *others, list(saved[ctx.tensors :]), **plain)
+        nothing = [None] * (len(saved) - ctx.tensors)
+        return by_dout, *by_qkv, None, None, *([None] * len(others)), nothing
+
+    torch.library.register_autograd(f"cupyflash::{name}_backward", connect_again, setup_context=keep_again, lib=_LIBRARY)
+
 
 _OF_HEADS = ", ".join(f"Tensor? {name}" for name in ("bias", "sinks", "mask", "key_lengths", "alibi_slopes", "seed"))
 _OF_SEQUENCES = "Tensor? sinks, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? alibi_slopes, Tensor? seed"
 differentiable("attention", _OF_HEADS, "str algorithm, str layout")
 differentiable("attention_varlen", _OF_SEQUENCES, "SymInt max_seqlen_q, SymInt max_seqlen_k")
+
+
+@operation(
+    "attention_double_backward",
+    f"(Tensor? q_dot, Tensor? k_dot, Tensor? v_dot, Tensor dout, Tensor q, Tensor k, Tensor v, {_OF_HEADS}, Tensor[] captured, *, "
+    f"{_DROPPED}, str layout) -> Tensor[]",
+)
+def _second(*tensors: Any, **more: Any) -> list[Any]:
+    names = (*(each.split()[1] for each in _OF_HEADS.split(", ")), "captured")
+    with same_stream(tensors[3]):
+        options = options_of(dict(zip(names, tensors[7:], strict=True)) | more)
+        arrays = (None if each is None else array_of(each) for each in tensors[:7])
+        return list(map(tensor_of, cupyflash.attention_double_backward(*arrays, **options)))
+
+
+@fake("attention_double_backward")
+def _(*tensors: Any, **more: Any) -> list[Any]:
+    return [each.new_empty(each.shape) for each in tensors[3:7]]
+
 
 _CACHED = ("k_cache", "v_cache", "cache_seqlens", "k", "v", "block_table", "sinks", "alibi_slopes", "tree_mask", "captured")
 
