@@ -182,6 +182,7 @@ def test_bits_that_depend_on_the_order_are_a_condition_unless_strict() -> None:
         ("'float16 | bfloat16[...]'", Declaration(("float16", "bfloat16"), ("...",))),
         ("int32[n] in range(1, m)", Declaration(("int32",), ("n",), "range(1, m)")),
         ("out float32[n]", Declaration(("float32",), ("n",), None, "out")),
+        ("float32[m, n<=64]", Declaration(("float32",), ("m", "n<=64"))),
         ("n", Declaration((), size="n")),
         (float, Declaration(("float",))),
         ("np.ndarray", None),
@@ -194,7 +195,9 @@ def test_annotations_declare_inputs(annotation: Any, expected: Declaration | Non
     assert declaration(annotation) == expected
 
 
-@pytest.mark.parametrize("wrong", ["float32[n] in m", "out float32", "float32[n()]", "float32[x.y]", "int32[n] in list(m)"])
+@pytest.mark.parametrize(
+    "wrong", ["float32[2*n<=64]", "float32[n] in m", "out float32", "float32[n()]", "float32[x.y]", "int32[n] in list(m)"]
+)
 def test_wrong_declarations_are_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"write in range|no size|only an array"):
         declaration(wrong)
@@ -223,6 +226,21 @@ def test_inputs_come_from_a_function_if_there_is_one() -> None:
 
     verdict = check(function, reference, inputs)
     assert verdict.verdict == "right" and len(set(seen)) > 3, verdict.text()
+
+
+def test_inputs_say_which_arrays_are_written() -> None:
+    def inputs(draw: Draw) -> Any:
+        n = draw.size("n")
+        return draw.array(n), draw.out(n), n
+
+    def solve(A: Any, B: Any, N: int) -> None:
+        doubled(A, B, N)
+
+    def short(A: Any, B: Any, N: int) -> None:
+        doubled(A, B, N - 1)
+
+    assert not check(solve, lambda A, N: 2 * A, inputs, seconds=0.1).faults
+    assert kinds(check(short, lambda A, N: 2 * A, inputs, only=0)) == {"unwritten"}
 
 
 def test_memory_that_nobody_wrote_is_seen_by_the_next_kernel() -> None:
@@ -282,3 +300,45 @@ def test_wrong_input_is_one_line(words: str, said: str, tmp_path: Path, monkeypa
     Path("broken.py").write_text("1 / 0\n")
     result = CliRunner().invoke(main, ["check", *words.split()])
     assert result.exit_code == 2 and re.search(said, result.output), result.output
+
+
+TANH = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
+    int i = blockIdx.x * 128 + threadIdx.x;
+    float e = expf(-2 * fabsf(x[i < n ? i : 0]));
+    if (i < n) y[i] = copysignf((1 - e) / (1 + e), x[i]);
+}"""
+
+
+def test_digits_lost_at_tiny_values_are_a_condition() -> None:
+    def by_exp(x: "float32[n]") -> Any:
+        y = np.empty_like(x)
+        kernel("k", TANH)((-(-x.size // 128),), (128,), (x, y, np.int32(x.size)))
+        return y
+
+    verdict = check(by_exp, lambda x: np.tanh(x))
+    assert verdict.verdict == "right" and "accuracy" in {one.kind for one in verdict.conditions}, verdict.text()
+
+
+def test_sizes_keep_their_limits_and_one_element_has_any_shape() -> None:
+    def total(x: "float32[n<=100]") -> Any:
+        assert x.size <= 100
+        y = np.zeros(1, np.float32)
+        kernel("add_all")((1,), (128,), (x, y, np.int32(x.size)))
+        return y
+
+    verdict = check(total, lambda x: x.sum(), seconds=0.2)
+    assert not verdict.faults and "shape" in {one.kind for one in verdict.conditions}, verdict.text()
+
+
+@pytest.mark.wide
+def test_functions_that_use_pytorch_get_tensors() -> None:
+    torch = pytest.importorskip("torch")
+
+    def function(x: "float32[n]") -> Any:
+        assert isinstance(x, torch.Tensor)
+        y = torch.empty_like(x)
+        doubled(x.contiguous().numpy()[: len(x) - 1], y.numpy()[: len(x) - 1])
+        return y
+
+    found = check(function, lambda x: torch.add(x, x), only=0)
+    assert [fault.evidence["got"] for fault in found.faults] == ["nan"]

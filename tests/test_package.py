@@ -43,7 +43,7 @@ DOCUMENTED = (
     *("sim.execute", "sim.execute_backward", "sim.profile", "sim.replay", "sim.l2", "sim.ring.replay", "sim.trace.trace"),
     *("sim.theory.traffic", "sim.theory.ring.link_bytes", "sim.verification.verify", "sim.ptx.Module", "sim.ptx.RawKernel"),
     *("sim.ptx.Stream", "sim.ptx.TensorMap", "sim.ptx.pytest_plugin", "sim.ptx.simulated_cupy", "sim.triton.simulated_triton"),
-    "sim.numba.simulated_numba",
+    *("sim.numba.simulated_numba", "sim.judging.check"),
 )
 """Import paths that README and docs have had: whatever moves inside, they stay."""
 

@@ -1,6 +1,7 @@
 """Declarations: the texts by which a function's annotations say its inputs, such as `x: "float32[m, n]"`.
 
     float32[m, n]                an array; a size is a name, a number or a sum or product of both: 16*k, n+1
+    float32[m, n<=1024]          a size with its largest value
     float16|float32[...]         of either type; `...` are any axes, the same for all arrays that have them
     int32[n] in range(m)         integers from 0 to below m; range(1, m+1); floating-point numbers: in (0, 1)
     float32                      a NumPy scalar; int and float: Python's numbers; `in` as above
@@ -90,10 +91,20 @@ def declaration(annotation: Any) -> Declaration | None:
         raise ValueError(f"{text!r}: only an array can be {found['role']}")
     for each in dims or ():
         if each != "...":
-            names(each)
+            names(limited(each)[0])
     if found["within"]:
         _within(found["within"])
     return Declaration(tuple(types), dims, found["within"], found["role"] or "in")
+
+
+def limited(text: str) -> tuple[str, int | None]:
+    """Returns a size's text without its limit, and the limit. Raises ValueError for one of more than a name."""
+    size, sign, most = (part.strip() for part in text.partition("<="))
+    if not sign:
+        return text, None
+    if not (size.isidentifier() and most.isdecimal() and int(most)):
+        raise ValueError(f"{text!r} is no size: a limit is NAME<=NUMBER")
+    return size, int(most)
 
 
 _NAME = re.compile(r"[a-z_]\w*|[A-Z][A-Z0-9_]*")

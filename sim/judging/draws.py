@@ -55,6 +55,8 @@ class DrawSpace:
     kinds: set[str] = field(default_factory=set)
     types: int = 1
     arrays: int = 0
+    roles: dict[str, str] = field(default_factory=dict)
+    """The parameters that a function writes: out or inout."""
 
 
 class Draw:
@@ -64,6 +66,7 @@ class Draw:
         self.plan, self.space, self.shrink = plan, space, shrink
         self.rng = np.random.default_rng(seed)
         self.sizes: dict[str, int] = {}
+        self.roles: dict[int, str] = {}
         self._same: dict[object, np.ndarray] = {}
         self._leading: tuple[int, ...] | None = None
         self._spread = 0
@@ -88,8 +91,9 @@ class Draw:
             # Odd, or twice an odd number: rising values then have their largest at an odd place.
             odd = 2 * int(self.rng.integers(LONG // 4, LONG // 4 + 40)) + 1
             chosen = {"long": 2 * odd if self.plan.values == "rising" else 2 * odd - 1, "huge": HUGE, "empty": 0}[kind]
+            least = 0.53 if self.shrink > 0.1 else 0.0  # still longer than the largest block
             small = 3 + index if kind == "empty" else 2 + index % 2
-            return max(1, int(chosen * self.shrink)) if name == which and chosen else 0 if name == which else small
+            return max(1, int(chosen * max(self.shrink, least))) if name == which and chosen else 0 if name == which else small
         if kind == "small":
             return (3, 2, 5, 4)[index % 4]
         if kind == "square":
@@ -121,7 +125,10 @@ class Draw:
                 self._spread += 1
                 out += axes
             else:
-                out.append(int(declared.value(each, self.size)))
+                text, most = declared.limited(each)
+                if most is not None:
+                    self.size(text, most=most)
+                out.append(int(declared.value(text, self.size)))
         return tuple(out)
 
     def array(
@@ -147,6 +154,24 @@ class Draw:
             return self._same[key]
         values = drawn(self.plan.values, wanted, kind, self.rng, low, high)
         return laid_out(self.plan.layout if role == "in" or self.plan.layout != "broadcast" else "contiguous", values)
+
+    def out(self, shape: int | Sequence[int], dtype: str | Sequence[str] = "float32") -> np.ndarray:
+        """Returns an array for the function to write: it arrives unwritten, and is a result."""
+        return self._written("out", self.array(shape, dtype, role="out"))
+
+    def inout(
+        self,
+        shape: int | Sequence[int],
+        dtype: str | Sequence[str] = "float32",
+        low: float | None = None,
+        high: float | None = None,
+    ) -> np.ndarray:
+        """Returns an array as `array` does that the function changes, and that is a result."""
+        return self._written("inout", self.array(shape, dtype, low, high, "inout"))
+
+    def _written(self, role: str, made: np.ndarray) -> np.ndarray:
+        self.roles[id(made)] = role
+        return made
 
     def number(self, dtype: str | Sequence[str] = "float32", low: float | None = None, high: float | None = None) -> Any:
         """Returns one number, a NumPy scalar."""
@@ -221,14 +246,14 @@ def plans(space: DrawSpace, inputs: int) -> list[DrawPlan]:
 Maker = Callable[[Draw], "dict[str, Any]"]
 
 
-def make(maker: Maker, plan: DrawPlan, space: DrawSpace, seed: Sequence[int]) -> dict[str, Any]:
+def make(maker: Maker, plan: DrawPlan, space: DrawSpace, seed: Sequence[int], shrink: float = 1.0) -> dict[str, Any]:
     """Returns the inputs of a draw; sizes shrink until no array has more than `MOST` elements."""
-    shrink = 1.0
+    least = shrink * 1e-4
     while True:
         draw = Draw(plan, space, seed, shrink)
         try:
             return maker(draw)
         except TooLarge:
             shrink *= 0.6
-            if shrink < 1e-4:
+            if shrink < least:
                 raise ValueError(f"an array has more than {MOST:,} elements at any size ({plan.words})") from None

@@ -13,12 +13,14 @@ from cupyflash.sim.ptx.state.findings import ERROR, WARNING, shorten
 
 from .draws import Draw, DrawPlan, make, plans
 from .problem import JudgedProblem, title
-from .reference import Expected, Results, WrongElements, compared, number
+from .reference import Expected, Results, WrongElements, compared, flat, number, scale_of
 from .running import FunctionRun, run, simulated
 from .verdict import Fault, Judgement, Tried
 
 SECONDS = 45.0
 """Seconds of processor time after which no further draw begins."""
+HURRY, SMALLEST = 0.5, 0.2
+"""Draws become smaller from this share of the time on, down to this factor of sizes."""
 ENOUGH = 8.0
 """The same once a fault is found: the verdict is wrong, and further draws only show what else is."""
 
@@ -55,9 +57,12 @@ def check(
             if judge.tried and time.process_time() - began > limit:
                 break
             judge.draw(k, plan)
+            judge.hurry((time.process_time() - began) / len(judge.tried) * len(chosen) / seconds)
+        judge.finish()
     spent = time.process_time() - began
     called = names or (title(function), title(against))
-    return Judgement(*called, seed, tuple(judge.faults), tuple(judge.conditions), tuple(judge.tried), len(chosen), spent)
+    counts = len(chosen), sum(plan.demanded for _, plan in chosen)
+    return Judgement(*called, seed, tuple(judge.faults), tuple(judge.conditions), tuple(judge.tried), *counts, spent)
 
 
 def shown(value: Any) -> str:
@@ -76,12 +81,26 @@ class Judge:
         self.conditions: list[Fault] = []
         self.tried: list[Tried] = []
         self._known: set[Any] = set()
+        self._scales: dict[str, float] = {}
+        self._shrink = 1.0
         self._last: tuple[Results, list[bytes]] | None = None
+
+    def hurry(self, share: float) -> None:
+        """Makes further draws smaller if all of them would take this share of the time."""
+        if share > HURRY:
+            self._shrink = max(self._shrink * 0.7, SMALLEST)
+
+    def finish(self) -> None:
+        """Tells if no kernel ran in any draw."""
+        if not any(one.launches for one in self.tried):
+            text = "no kernel ran on the machine: the results come from elsewhere (CuPy's array functions are NumPy's here)"
+            self._demanded = True
+            self._tell(self.tried[0].draw, "not launched", text, {})
 
     def draw(self, k: int, plan: DrawPlan) -> None:
         """Tries one draw."""
         began = time.process_time()
-        arguments = make(self.problem.maker, plan, self.problem.space, (self.seed, k))
+        arguments = make(self.problem.maker, plan, self.problem.space, (self.seed, k), self._shrink)
         before = len(self.faults), len(self.conditions)
         self._demanded = plan.demanded
         self._launches, self._error = 0, 0.0
@@ -126,8 +145,6 @@ class Judge:
         if first.results is None:
             self._raised(k, first)
             return
-        if not first.launches and any(np.size(value) for _, value in wanted):
-            self._tell(k, "not launched", "no kernel ran on the machine: the result comes from elsewhere", {})
         outputs = problem.outputs(first.results, count)
         right = self._compare(k, outputs, expected, "wrong values")
         self._unchanged(k, arguments, first.results, native)
@@ -175,6 +192,10 @@ class Judge:
                 self._tell(k, "type", f"{name} is {value.dtype}, expected {one.native.dtype}", {})
                 right = False
                 continue
+            if np.size(value) == one.native.size == 1 and np.shape(value) != one.native.shape:
+                text = f"{name} has shape {list(np.shape(value))}, the reference's {list(one.native.shape)}"
+                self._tell(k, "shape", text, {}, condition=True, key=name)
+                value = np.asarray(value).reshape(one.native.shape)
             if np.shape(value) != one.native.shape:
                 text = f"{name} has shape {list(np.shape(value))}, expected {list(one.native.shape)}"
                 self._tell(k, "shape", text, {"got": list(np.shape(value)), "expected": list(one.native.shape)}, key=name)
@@ -183,13 +204,27 @@ class Judge:
             if value.dtype != one.native.dtype:
                 text = f"{name} is {value.dtype}, the reference's is {one.native.dtype}"
                 self._tell(k, "type", text, {}, condition=True, key=name)
-            found, error = compared(value, one, name)
+            found, error = compared(value, one, name, self._usual(name, one))
             self._error = max(self._error, error if np.isfinite(error) else 0.0)
             if found is None:
+                continue
+            if found.slight:
+                self._tell(k, "accuracy", found.message, found.evidence, condition=True, key=name)
                 continue
             right = False
             self._differs(k, kind, name, np.asarray(value), found)
         return right
+
+    def _usual(self, name: str, one: Expected) -> float:
+        """Returns the scale of an output for ordinary inputs, those of a draw of the first plan."""
+        if one.truth is None:
+            return 0.0
+        if name not in self._scales:
+            arguments = make(self.problem.maker, DrawPlan(), self.problem.space, (self.seed, 0))
+            made = self.problem.reference.native(arguments)
+            values = [*self.problem.outputs(made), *made.arguments.items()]
+            self._scales |= {key: scale_of(flat(value)) for key, value in values if isinstance(value, (np.ndarray, np.generic))}
+        return self._scales.get(name, 0.0)
 
     def _differs(self, k: int, kind: str, name: str, value: np.ndarray, found: WrongElements) -> None:
         never = unwritten_elements(value) if value.size else np.zeros(value.shape, bool)

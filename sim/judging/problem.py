@@ -38,17 +38,18 @@ class JudgedProblem:
         """Returns the problem. Raises ValueError or TypeError where its inputs are not declared, or wrongly."""
         ours, theirs = parameters(function), parameters(reference)
         declared = {} if inputs is not None else declarations(ours, theirs)
-        outs = tuple(name for name, one in declared.items() if one.role == "out")
-        inouts = tuple(name for name, one in declared.items() if one.role == "inout")
-
         def made(draw: Draw) -> dict[str, Any]:
             if inputs is None:
                 return {name: draw.declared(one) for name, one in declared.items()}
             values = inputs(draw)
-            return dict(values) if isinstance(values, Mapping) else named(values, ours, theirs)
+            given = dict(values) if isinstance(values, Mapping) else named(values, ours, theirs)
+            space.roles |= {name: draw.roles[id(one)] for name, one in given.items() if id(one) in draw.roles}
+            return given
 
-        space = DrawSpace()
+        space = DrawSpace(roles={name: one.role for name, one in declared.items() if one.role != "in"})
         first = make(made, DrawPlan("small"), space, (0,))
+        outs = tuple(name for name, role in space.roles.items() if role == "out")
+        inouts = tuple(name for name, role in space.roles.items() if role == "inout")
         needed = [name for name, one in theirs.items() if one.default is inspect.Parameter.empty]
         same = set(needed) <= set(first)
         given = first if same else {name: one for name, one in first.items() if name not in outs}

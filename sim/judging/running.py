@@ -21,6 +21,7 @@ from cupyflash.sim.ptx.rawkernel import DeviceArray
 from cupyflash.sim.triton import simulated_triton
 
 from .reference import Results, call, copied
+from .tensors import packages, poisoned_tensors
 
 
 class FreshNumpy(ModuleType):
@@ -70,9 +71,9 @@ def simulated(function: Callable[..., Any]) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(simulated_cupy())
         stack.enter_context(fresh_numpy(function))
-        values = list(getattr(function, "__globals__", {}).values())
-        named = [value.__name__ if isinstance(value, ModuleType) else str(type(value).__module__) for value in values]
-        uses = {name.partition(".")[0] for name in named}
+        uses = packages(function)
+        if "torch" in uses:
+            stack.enter_context(poisoned_tensors())
         if "triton" in uses:
             stack.enter_context(simulated_triton())
         if "numba" in uses:

@@ -10,6 +10,7 @@ from cupyflash.words import plural
 
 KINDS = {
     "wrong values": "an output differs from the reference by more than the bound",
+    "accuracy": "few elements are beyond the bound by little, or errors are small beside ordinary results (a condition)",
     "unwritten": "elements of an output that nothing wrote",
     "shape": "an output has another shape than the reference's",
     "type": "an output has another type than the reference's",
@@ -56,7 +57,10 @@ class Tried:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on a function: right (with conditions, perhaps), wrong, or unfinished if the time ended before its draws."""
+    """The verdict on a function: right (with conditions, perhaps), wrong, or unfinished.
+
+    Unfinished: the time ended before the draws for which a function has to be right, the first `demanded` of the `planned` ones.
+    """
 
     function: str
     reference: str
@@ -65,11 +69,12 @@ class Judgement:
     conditions: tuple[Fault, ...]
     tried: tuple[Tried, ...]
     planned: int
+    demanded: int
     seconds: float
 
     @property
     def verdict(self) -> str:
-        return "wrong" if self.faults else "right" if len(self.tried) >= self.planned else "unfinished"
+        return "wrong" if self.faults else "right" if len(self.tried) >= self.demanded else "unfinished"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it for JSON."""

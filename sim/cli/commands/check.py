@@ -41,14 +41,16 @@ EXAMPLES = examples(
 def check(**given: Any) -> None:
     """Judge a function that launches kernels.
 
-    The function takes NumPy arrays and launches kernels by CuPy's calls: all run on the PTX machine, without a GPU. It is
-    called with drawn inputs, and its results are compared with the reference in float64. Sizes, values, layouts of arrays and
-    orders of warps are drawn; races, addresses out of bounds and unwritten memory are found; outputs arrive poisoned.
+    The function takes NumPy arrays (PyTorch's tensors if it uses those) and launches kernels by the calls of CuPy, Triton or
+    Numba: all run on the PTX machine, without a GPU. It is called with drawn inputs, and its results are compared with the
+    reference in float64. Sizes, values, layouts of arrays and orders of warps are drawn; races, addresses out of bounds and
+    unwritten memory are found; outputs arrive poisoned.
 
     Inputs are declared by annotations of either function:
 
     \b
       x: "float32[m, n]"             an array; sizes are names, numbers, 16*k, n+1
+      x: "float32[m, n<=1024]"       a size with its largest value
       x: "float16|float32[...]"      of either type, of any axes
       i: "int32[n] in range(m)"      integers from 0 to below m
       p: "float32[n] in (0, 1)"      numbers from 0 to 1
@@ -58,7 +60,8 @@ def check(**given: Any) -> None:
       y: "inout float32[m]"          read and changed
 
     Or a function inputs(draw) returns them: draw.size("n", multiple=16), draw.array((m, n), "float32", low, high),
-    draw.number("float32"), draw.choice([...]). Results are what a function returns, else its out and inout arrays.
+    draw.number("float32"), draw.choice([...]), draw.out((m,), "float32"), draw.inout((m,), "float32"). Results are what a
+    function returns, else its out and inout arrays.
 
     Faults make the verdict "wrong". Conditions do not: arrays that are not contiguous, empty or broadcast ones, bits that depend
     on the order, numbers far from 1, warnings. Exit status 1 if the verdict is not "right"; 2, with one line, for wrong input.
