@@ -12,7 +12,8 @@ import pytest
 from cupyflash.sim import ptx
 from cupyflash.sim.ptx import module as launches
 from cupyflash.sim.ptx.execute import compiled
-from cupyflash.sim.ptx.execute.compiled import Compiler, pays
+from cupyflash.sim.ptx.execute.compiled import pays
+from cupyflash.sim.ptx.execute.machine_code import Compiler
 
 KERNELS = (Path(__file__).parent / "kernels" / "compiled.cu").read_text()
 
@@ -80,6 +81,14 @@ CASES = [
     pytest.param("floats", 64, 64, [floats(4096) * 8, zeros(4096), n(1)], True, marks=wide),
     # A result is NaN, whose bits are NumPy's.
     pytest.param("floats", 4, 64, [RNG.choice(SPECIAL, 256), zeros(256), n(1)], False, marks=wide),
+    # Floating-point sums: their order is one, unless somebody looks at them, or adds in another type.
+    ("scatter", 8, 128, [floats(1024), zeros(64), n(1)], True),
+    pytest.param("scatter", 8, 128, [floats(1024) * np.float32(1e-38), zeros(64), n(1)], True, marks=wide),
+    *(pytest.param("looked", 8, 128, [floats(1024), zeros(128), n(k)], not k, marks=wide) for k in (0, 1)),
+    pytest.param("twofold", 8, 128, [floats(1024), zeros(128), n(1)], False, marks=wide),
+    ("counted", 8, 128, [RNG.integers(0, 9, 1024).astype(np.int32), np.zeros(1024, np.int32), n(1)], True),
+    *(pytest.param("volatiles", 1, 128, [floats(128), zeros(128), n(k)], bool(k), marks=wide) for k in (0, 1)),
+    ("table", 4, 64, [floats(256), zeros(256), np.append(floats(8), np.int32(7).view(np.float32)).view("V36")[0]], True),
     # No NaN, but zeros of both signs and subnormals.
     pytest.param("special", 4, 64, [RNG.choice(SPECIAL[[3, 4, 5, 6, 8, 9, 10, 11]], 256), zeros(256), n(1)], True, marks=wide),
 ]
@@ -212,7 +221,7 @@ def test_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
     def seven() -> int:
         compiler = Compiler()
-        return ctypes.CFUNCTYPE(ctypes.c_int32)(compiler.function("define i32 @stretch() {\n  ret i32 7\n}"))()
+        return ctypes.CFUNCTYPE(ctypes.c_int32)(compiler.function("define i32 @stretch() {\n  ret i32 7\n}", [], ""))()
 
     assert seven() == seven() == 7 and len(made) == 1
     (file,) = tmp_path.glob("*/*.o")

@@ -10,12 +10,13 @@ import pytest
 
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx import module as launches
-from cupyflash.sim.ptx.decode.table_rows import KINDS, ROWS, OpcodeRow, meaning
+from cupyflash.sim.ptx.decode.table_rows import HALF_TYPES, KINDS, ROWS, OpcodeRow, meaning
 from cupyflash.sim.ptx.decode.table_rows import Case as RowCase
 from cupyflash.sim.ptx.text.syntax import Imm, PtxType, UnsupportedPTX
 from suites import sample
 
 LANES = 2560
+COMPILED = {"add", "sub", "mul", "mad", "fma", "and", "or", "xor", "shl", "shr", "min", "max", "selp", "prmt", "bfe", "popc", "cvt"}
 HEAD = ".version 8.8\n.target sm_90\n.address_size 64\n.visible .entry k("
 
 
@@ -44,7 +45,8 @@ def program(name: str, case: RowCase, text: str) -> str | None:
     own = {"d": case.types[0], **dict.fromkeys("abce", case.types[-1])}
     names = (*found.targets, *found.reads)
     kinds: dict[str, PtxType] = {n: KINDS.get(found.views.get(n, "")) or own.get(n, case.types[-1]) for n in names}
-    if "carry" in kinds or "q" in found.targets or any(kind.name.endswith("x2") for kind in kinds.values()):
+    others = any(kind.name.endswith("x2") and kind.name not in HALF_TYPES for kind in kinds.values())
+    if "carry" in kinds or "q" in found.targets or others:
         return None
     sources = [n for n in found.reads if n in "abce"]
     body = ["mov.u32 %t, %tid.x;", "mov.u32 %z, %ctaid.x;", "mad.lo.u32 %t, %z, 128, %t;", "mul.wide.u32 %o, %t, 8;"]
@@ -73,11 +75,17 @@ def program(name: str, case: RowCase, text: str) -> str | None:
 
 
 def numbers(kind: str, rng: np.random.Generator) -> np.ndarray:
-    """Operands, 8 bytes each: any bits, small whole numbers, or ordinary floating-point numbers in both widths."""
+    """Operands, 8 bytes each: any bits, small whole numbers, or ordinary floating-point numbers in one width."""
     if kind == "bits":
         return rng.integers(0, 2**63, LANES).astype(np.uint64) * np.uint64(2) + rng.integers(0, 2, LANES).astype(np.uint64)
     if kind == "few":
         return rng.choice(np.array([0, 1, 2, 7, 31, 32, 33, 63, 64, 2**31, 2**32 - 1, 2**63, 2**64 - 1], np.uint64), LANES)
+    if kind in ("halves", "bfloats"):
+        four = rng.standard_normal(4 * LANES) * 2.0 ** rng.integers(-20, 12, 4 * LANES)
+        four[rng.random(4 * LANES) < 0.2] = 0.0
+        four = np.copysign(four, rng.standard_normal(4 * LANES)).astype(np.float32)
+        bits = four.astype(np.float16).view(np.uint16) if kind == "halves" else (four.view(np.uint32) >> 16).astype(np.uint16)
+        return bits.view(np.uint64)
     values = rng.standard_normal(LANES) * 2.0 ** rng.integers(-20, 20, LANES)
     if kind == "double":
         return values.view(np.uint64)
@@ -102,7 +110,8 @@ def test_compiled_rows_give_the_bits_of_numpy(opcode: str, monkeypatch: pytest.M
                 kernel.code("k")
             except (UnsupportedPTX, ValueError):
                 continue
-            for kind in ("bits", "few", "single", "special"):
+            halves = any(one.name in HALF_TYPES for one in case.types)
+            for kind in ("bits", "few", "single", "special", *(("halves", "bfloats") if halves else ())):
                 operands = [numbers(kind, rng) for _ in "abce"]
                 results = []
                 for engine in ("numpy", "llvm"):
@@ -115,5 +124,5 @@ def test_compiled_rows_give_the_bits_of_numpy(opcode: str, monkeypatch: pytest.M
                 at = int(np.argmin(same))
                 shown = [f"{x[at]:#x}" for x in (*operands, *results)]
                 assert same.all(), f"{name}, {kind}: operands and results {shown}"
-    if opcode in ("add", "sub", "mul", "mad", "fma", "and", "or", "xor", "shl", "shr", "min", "max", "selp", "prmt", "bfe", "popc"):
+    if opcode in COMPILED:
         assert any(ran)  # of the others all may be NumPy's

@@ -53,3 +53,17 @@ extern "C" __global__ void permute(const int* A, int* C, int n) { int i = blockI
 extern "C" __global__ void mixed(const int* A, int* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x; atomicAdd(C + A[i] % 4, 1); C[8 + i] = C[A[i] % 4]; }
 extern "C" __global__ void maybe(const int* A, int* C, int n) { int i = blockIdx.x*64+threadIdx.x, a = A[i], x; __shared__ int s[64]; s[threadIdx.x] = a;
   if (a & 1) x = A[63 - threadIdx.x]; __syncthreads(); if (a & n) C[i] = x + s[63 - threadIdx.x]; }
+// Sums of floats in global memory, in loops and between barriers; then others look at them, or add in another type.
+extern "C" __global__ void scatter(const float* A, float* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x, j = (i * 37 ^ i >> 3) % 50;
+  for (int k = 0; k < 3; k++) { atomicAdd(C + j + k, A[i]); __syncthreads(); atomicAdd(C + (j * 7 + k) % 50, A[i] * 0.3f); } }
+extern "C" __global__ void looked(const float* A, float* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x;
+  atomicAdd(C + 100 + blockIdx.x, A[i]); __syncthreads(); if (threadIdx.x < n) C[blockIdx.x] = C[100 + blockIdx.x]; }
+extern "C" __global__ void twofold(const float* A, float* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x;
+  atomicAdd(C + i % 7, A[i]); atomicAdd((double*)(C + 64) + i % 5, (double)A[i]); }
+extern "C" __global__ void counted(const int* A, int* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x, s = 0;
+  for (int k = 0; k < 3; k++) { s = 3*s + __syncthreads_count(A[i] > k) + 100*__syncthreads_or(A[i] == 5 + k) + 1000*__syncthreads_and(A[i] >= k); }
+  C[i] = s; }
+extern "C" __global__ void volatiles(const float* A, float* C, int n) { __shared__ volatile float s[128]; int t = threadIdx.x;
+  s[t] = A[t]; if (n) __syncthreads(); C[t] = s[127 - t]; }
+struct Table { float x[8]; int n; };
+extern "C" __global__ void table(const float* A, float* C, const __grid_constant__ Table v) { int i = blockIdx.x*blockDim.x+threadIdx.x; C[i] = A[i] * v.x[i % v.n]; }

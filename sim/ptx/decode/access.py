@@ -12,8 +12,9 @@ from cupyflash.words import plural
 
 from ..memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
 from ..memory.spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS
+from ..memory.sums import Addends
 from ..memory.texels import AXES, CUBES, LAYERED, Texels, Texture, TexturePort, padded, some, take, texels_of
-from ..state.lane_sets import LaneSet
+from ..state.lane_sets import WARP, LaneSet
 from ..text.syntax import ELEMENT, SINK, TYPES, Array, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
 from .primitives import narrow, wide
 from .registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, args, items, opcode, pair, pure, taken
@@ -378,11 +379,15 @@ def atom(i: PtxInstruction) -> Plan:
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "atom")
         operands = [v if v.ndim else np.full(frame.n, v) for v in ins[1:]]
+        sums = frame.machine.memory.sums
+        waits = sums is not None and i in sums.own
 
         def run() -> None:
             olds = [np.zeros(frame.n, storage) for _ in range(count)]
             for whole, index, positions in port.resolve(frame.lanes, address()):
                 chosen = operands if positions is None else [v[positions] for v in operands]
+                if waits and wait(frame, whole, index, positions, chosen[0].view(type_.dtype)):
+                    continue
                 view, index = whole.view(storage), index.astype(np.int64) * count
                 for k, old in enumerate(olds):  # each element of a vector is an atomic of its own
                     first, second = (chosen[0], chosen[-1]) if count == 1 else (chosen[k], chosen[k])
@@ -402,6 +407,19 @@ def atom(i: PtxInstruction) -> Plan:
         return run
 
     return Plan(args(bits, *targets), (base, *args(bits, *values)), bind, mode=0, pure=False)
+
+
+def wait(frame: Frame, whole: Array, index: Array, positions: Array | None, values: Array) -> bool:
+    """Makes additions wait; returns False if they are not to a tensor."""
+    memory, lanes = frame.machine.memory, frame.lanes
+    segment = memory.segment_of(whole, values.itemsize)
+    if memory.sums is None or segment is None:
+        return False
+    where = slice(None) if positions is None else positions
+    block, warp = lanes.block[where], lanes.warp[where] % (lanes.wave.lanes_per_block // WARP)
+    order = block << 40 | memory.sums.barriers()[block] << 12 | warp
+    memory.sums.add(segment, whole.view(values.dtype), Addends(index.astype(np.int64), values.copy(), order))
+    return True
 
 
 # -- textures and surfaces ----------------------------------------------------------------------------------------------------

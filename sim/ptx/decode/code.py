@@ -26,6 +26,10 @@ INTEGERS = frozenset({"s8", "u8", "s4", "u4", "b1"})
 """Types of the integers that tensor cores multiply."""
 
 
+TEXELS = frozenset({"tex", "tld4", "suld", "sust", "sured"})
+"""Opcodes that look at memory through textures and surfaces."""
+
+
 @dataclass
 class CodeRegion:
     """Straight code from `start` to `end` (exclusive) without a branch; `ends` is the control instruction behind it, or None.
@@ -88,6 +92,22 @@ class Code(LiveRegisters):
         """Compiled code has run it (`execute.compiled`); and could not, or gave up."""
         self._mixes: dict[tuple[int, int], Mix] = {}
         self._rows: dict[int, list[tuple[int, Array, list[slice]]]] = {0: []}
+
+    @cached_property
+    def open_sums(self) -> frozenset[PtxInstruction]:
+        """Atomic additions of floating-point numbers to global memory whose results nobody uses, and whose order is therefore open;
+        none if the kernel looks at memory otherwise than by loads, stores, atomics and cp.async.
+        """
+        if any(i.opcode in TEXELS or "bulk" in i.mods for i in self.instructions):
+            return frozenset()
+        found = []
+        for plan in self.plans:
+            i = plan.instruction
+            float_sum = i.opcode in ("atom", "red") and "add" in i.mods and i.type.kind == "f" and i.type.bits >= 32
+            others = {"shared", "shared::cta", "shared::cluster", "v2", "v4", "v8"} & set(i.mods)
+            if float_sum and not others and not set(plan.written) & self.read_somewhere:
+                found.append(i)
+        return frozenset(found)
 
     @cached_property
     def read_somewhere(self) -> frozenset[str]:

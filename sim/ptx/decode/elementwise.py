@@ -192,9 +192,15 @@ def test(case: Case) -> str:
 
 
 def set_(case: Case) -> str:
-    """Returns all ones for integers, 1.0 for floating-point numbers if the comparison holds, else 0."""
+    """Returns all ones for integers, 1.0 for floating-point numbers if the comparison holds, else 0; of a pair two masks of 16
+    bits.
+    """
     found, combined = compared(case)
-    value, to = combined.format(found), case.types[0]
+    value, (to, of) = combined.format(found), case.types
+    if to.name.endswith("x2") != of.name.endswith("x2"):
+        if to.kind == "f" or to.name.endswith("x2"):
+            raise Unsupported(f"a result .{to.name} of .{of.name}")
+        return f"{to.name}(low(-u16({value}))) | {to.name}(high(-u16({value}))) << 16"
     return f"f32({value})" if to.kind == "f" else f"-{to.name}({value})"
 
 

@@ -220,11 +220,15 @@ def stretches(flow: ControlFlow) -> Iterator[tuple[int, int, list[Plan], set[str
             yield first, last, flow.plans[first : last + 1], predicates(flow.plans[pc] for pc in exits)
 
 
+FIXED = {"param", "param::entry", "const", "nc"}
+"""Modifiers of loads from memory that no thread changes."""
+
+
 def spins(flow: ControlFlow) -> frozenset[PtxInstruction]:
-    """Returns the loads of a kernel whose values decide whether a loop around them goes on."""
+    """Returns the loads of a kernel whose values decide whether a loop around them goes on, if others may change these."""
     found: set[PtxInstruction] = set()
     for _, _, plans, exits in stretches(flow):
-        loads = [plan for plan in plans if plan.instruction.opcode == "ld"]
+        loads = [plan for plan in plans if plan.instruction.opcode == "ld" and not FIXED & set(plan.instruction.mods)]
         names = computed_from([plan for plan in plans if plan.instruction.opcode != "ld"], exits)
         found.update(load.instruction for load in loads if not names.isdisjoint(load.written))
     return frozenset(found)

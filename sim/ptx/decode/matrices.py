@@ -12,8 +12,9 @@ wgmma: products of a warpgroup, four warps (PTX ISA, "Asynchronous Warpgroup Lev
 decoded; `execute.warpgroups` runs them. Of D (64 x N), warp w of the group has rows 16 w to 16 w + 15, in the layout of mma; A from
 registers is the m16nNk16 fragment of mma for each warp.
 
-The PTX ISA leaves order and precision of the sums of products open. By default the machine has NumPy multiply matrices; a launch
-with `tensor_cores="H100"` sums as an H100 does, bit for bit (`aligned_sums`), at some twenty times the cost.
+The PTX ISA leaves order and precision of the sums of products open. By default the machine adds the products of float16, bfloat16
+and TF32 numbers one after the other, from the lowest k on, in float32 (`products`), and C last; it has NumPy multiply other
+matrices. A launch with `tensor_cores="H100"` sums as an H100 does, bit for bit (`aligned_sums`), at some twenty times the cost.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from ..memory.ports import PORTS, Port
 from ..state.lane_sets import WARP, LaneSet
 from ..text.syntax import ELEMENT, TYPES, UNSIGNED, Array, Imm, PtxInstruction, Unsupported
 from .access import SPACES, address_arg, address_thunk, gather, space_of, store
-from .primitives import eight_dtype, half_bits
+from .primitives import eight_dtype, half_bits, odd_sum
 from .registry import (
     WHOLE_WARP,
     Arg,
@@ -370,6 +371,8 @@ def multiplied(i: PtxInstruction, shape: str, types: Sequence[str]) -> Plan:
                 # Bits as 1 and -1: equal ones give 1, different ones -1.
                 np.matmul(1 - 2 * f.a, 1 - 2 * f.b_columns, f.product)
                 np.copyto(f.product, (k - f.product) / 2)
+            elif a_type in FACTORS:
+                products(f.a, f.b, f.product)
             else:
                 np.matmul(f.a, f.b_columns, f.product)
             np.copyto(f.sums, f.fragments)
@@ -397,6 +400,34 @@ def multiplied(i: PtxInstruction, shape: str, types: Sequence[str]) -> Plan:
         return run
 
     return warpwise(bind, i, d_args, [*a_args, *b_args, *c_args], mode=0, flops=2 * m * n * k, keeps=len(a_args))
+
+
+@cache
+def sums_in_order(m: int, n: int, k: int) -> bool:
+    """True if this host's BLAS, which knows other orders, adds the products of each sum one after the other, fused."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((2, rows, k)).astype(np.float32) for rows in (m, n))
+    total = np.zeros((2, m, n))
+    for left, right in zip(np.moveaxis(a, 2, 0), np.moveaxis(b, 2, 0), strict=True):
+        exact = left[:, :, None].astype(np.float64) * right[:, None]
+        total = odd_sum(exact, total).astype(np.float32).astype(np.float64)
+    return np.array_equal(np.matmul(a, b.transpose(0, 2, 1)), total)
+
+
+def products(a: Array, b: Array, out: Array) -> None:
+    """Multiplies matrices, a (w, m, k) and b (w, n, k) into out (w, m, n), every sum from the lowest k on.
+
+    Products of factors with 11 bits are exact in float32 as far as its range goes, so that a fused sum is the same as one that
+    rounds them first.
+    """
+    if sums_in_order(*a.shape[1:2], *b.shape[1:]):
+        np.matmul(a, b.transpose(0, 2, 1), out)
+        return
+    # Warps come last, where there are most of them.
+    total = np.zeros((a.shape[1], b.shape[1], len(a)), np.float32)
+    for left, right in zip(a.transpose(2, 1, 0).copy(), b.transpose(2, 1, 0).copy(), strict=True):
+        total += left[:, None] * right
+    np.copyto(out, total.transpose(2, 0, 1))
 
 
 def adder(

@@ -12,23 +12,20 @@ that has no translation is NumPy's.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import time
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cupyflash.launch import first_use, own_files
-
 from ..decode.access import CACHE
 from ..decode.code import Code
 from ..decode.registry import ENVIRONMENT, KEEP, Arg, WarpBarrier
+from ..memory.sums import MOST_WAITING
 from ..order import moments
 from ..order.history import Launches
 from ..order.races import Races
@@ -36,12 +33,16 @@ from ..order.shadow import WIDEST
 from ..state.lane_sets import WARP
 from ..state.segments import Segment
 from ..text.syntax import Array, PtxInstruction, Unsupported
-from .translation import OPCODES, KernelText, space_of, target
+from .machine_code import compiler
+from .translation import KernelText
 from .vectors import NoCode
+from .warp_accesses import OPCODES, space_of, target
 from .warp_tables import (
     ATOMICS,
     BLOCK_CROWD,
     BY,
+    COPY_SLOTS,
+    COPY_WORDS,
     COUNTS,
     KNOWN,
     LAUNCH,
@@ -58,7 +59,8 @@ from .warp_tables import (
 if TYPE_CHECKING:
     from .ptx_machine import PtxMachine
 
-DIGEST = hashlib.sha256().digest_size
+SIDES = {"st": (True,), "atom": (False, True)}
+"""Whether the kinds of accesses that are not only reads write."""
 
 PRIVATE = ("param", "const", "local")
 """Spaces that no two threads write."""
@@ -66,94 +68,11 @@ PRIVATE = ("param", "const", "local")
 MOST_BYTES = 1 << 30
 """Most memory that a launch may take for shadows of segments and what they held before; compiled code gives up at more."""
 
-BUDGET = 1 << 30
+BUDGET = 1 << 27
 """Steps back in the code that a part of a launch may make: one that makes more may be endless, and NumPy says so."""
 
 TURN_SECONDS = 0.05
 """Time of a part of a launch, after which its limits are looked at."""
-
-
-class Compiler:
-    """LLVM in this process. Machine code is kept in the folder of CuPy's kernel cache, as cubins are (`launch.cubins`)."""
-
-    def __init__(self) -> None:
-        try:
-            import llvmlite
-            import llvmlite.binding as llvm
-        except ImportError:
-            raise ImportError("CUPYFLASH_ENGINE=llvm needs llvmlite: pip install 'cupyflash[sim]'") from None
-        from cupyflash.launch import cubins
-
-        self.llvm: Any = llvm
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        target = llvm.Target.from_default_triple()
-        cpu = target.triple, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-        self.machine = target.create_target_machine(cpu=cpu[1], features=cpu[2], opt=2)
-        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self.machine)
-        self.version = repr((llvmlite.__version__, llvm.llvm_version_info, cpu))
-        self.folder = None if cubins.asked(cubins.IN_MEMORY) else first_use.cache_folder() / "cupyflash_stretches"
-
-    def function(self, text: str) -> int:
-        """Compiles a function, or takes its kept machine code; returns its address."""
-        key = hashlib.sha256(f"{self.version}\n{text}".encode()).hexdigest()[:40]
-        name, path = f"stretch_{key}", None if self.folder is None else self.folder / f"{key}.o"
-        code = None if path is None else kept(path)
-        if code is None:
-            code = self.compiled(text.replace("@stretch(", f"@{name}("))
-            if path is not None:
-                keep(path, code)
-        self.engine.add_object_file(self.llvm.ObjectFileRef.from_data(code))
-        self.engine.finalize_object()
-        found: int = self.engine.get_function_address(name)
-        return found
-
-    def compiled(self, text: str) -> bytes:
-        """Returns the object file of a module."""
-        llvm = self.llvm
-        module = llvm.parse_assembly(text)
-        module.verify()
-        options = llvm.create_pipeline_tuning_options(speed_level=2)
-        options.loop_vectorization = True
-        builder = llvm.create_pass_builder(self.machine, options)
-        builder.getModulePassManager().run(module, builder)
-        found: bytes = self.machine.emit_object(module)
-        return found
-
-
-def digest(path: Path, code: bytes) -> bytes:
-    return hashlib.sha256(path.stem.encode() + code).digest()
-
-
-def kept(path: Path) -> bytes | None:
-    """Returns the machine code that `keep` stored; None if there is no file, or not the one that this user wrote so."""
-    try:
-        found = own_files.read(path)
-    except OSError:
-        return None
-    return found[DIGEST:] if found[:DIGEST] == digest(path, found[DIGEST:]) else None
-
-
-def keep(path: Path, code: bytes) -> None:
-    """Stores machine code; warns if that fails."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own_files.write(path, digest(path, code) + code)
-    except OSError as error:
-        first_use.cache_is_unusable(path.parent, error)
-
-
-@cache
-def compiler() -> Compiler:
-    found = Compiler()
-    if found.folder is not None:
-        own_files.sweep(found.folder)
-    return found
-
-
-@cache
-def compiled(text: str) -> int:
-    return compiler().function(text)
 
 
 def exp2(asked: int, answer: int) -> None:
@@ -173,7 +92,7 @@ class CompiledKernel:
         self.state_words = text.shape.state_words
         self.constants, self.sites, self.off, self.parting = text.constants, text.sites, text.off, text.parting
         self.starts, self.layout, self.within = text.starts, text.layout, text.within()
-        self.run = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(compiled(text.text()))
+        self.run = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(compiler().function(*text.texts()))
 
 
 KERNELS: WeakKeyDictionary[Code, dict[ShadowRow, CompiledKernel]] = WeakKeyDictionary()
@@ -200,7 +119,11 @@ class CompiledLaunch:
         self.taken = 0
         """Bytes of shadows and kept contents."""
         self.memory: list[Array] = []
-        self.segments = [one for one in machine.memory.segments.values() if one.space in ("global", "const") and one.size]
+        sites = enumerate(self.kernel.sites)
+        self.sums = [at for at, site in sites if site.space == "global" and site.instruction in machine.code.open_sums]
+        """The sites of floating-point sums whose order is that of `memory.sums`."""
+        self.added = 0
+        self.segments = [one for one in machine.memory.segments.values() if one.space in ("global", "const", "param") and one.size]
         self.table = np.zeros(len(LAUNCH), np.int64)
         self.fill()
 
@@ -230,8 +153,8 @@ class CompiledLaunch:
             table[number] = self.placed(segment, number)
         self.sites[:, SITE["segment"]] = table.ctypes.data
         self.sites[:, KNOWN] = -1
-        for number, i in enumerate(kernel.sites):
-            _, low, high = memory.homes.get(i, ("", 0, None))
+        for number, site in enumerate(kernel.sites):
+            _, low, high = memory.homes.get(site.instruction, ("", 0, None))
             self.sites[number, SITE["counts"]] = self.counts[number].ctypes.data
             self.sites[number, SITE["low"]], self.sites[number, SITE["high"]] = low, memory.shared_size if high is None else high
             self.sites[number, SITE["number"]] = number
@@ -241,7 +164,9 @@ class CompiledLaunch:
         self.living = self.array(warps)
         self.living[:] = (1 << alive) - 1
         self.enter(
-            regions=self.regions, offs=self.offs, parted=self.parted,
+            regions=self.regions,
+            offs=self.offs,
+            parted=self.parted,
             **{"sites": self.sites, "segments": table, **shadows},
             constants=self.constants(),
             registers=self.array(warps * kernel.layout.size, np.uint8),
@@ -256,6 +181,8 @@ class CompiledLaunch:
             states=self.array(memory.shared_stride, np.uint8),
             granules=granules,
             segment_count=len(self.segments),
+            copies=self.array(warps * COPY_SLOTS * COPY_WORDS if self.row.copies else 1),
+            threads=geometry.threads,
             exp2=ctypes.cast(EXP2, ctypes.c_void_p).value or 0,
         )
 
@@ -267,7 +194,7 @@ class CompiledLaunch:
             states = segment.state
             self.kept[segment] = segment.window(1)[0].copy(), None if states is None else states.copy()
         shadow = 0
-        if writes or self.launches is not None:
+        if writes or (self.launches is not None and segment.space != "param"):
             granules = (segment.size + 2 * WIDEST) // self.row.granule
             self.take(8 * self.row.words * granules)
             self.shadows[segment] = np.zeros((granules, self.row.words), np.uint64)
@@ -324,12 +251,14 @@ class CompiledLaunch:
                 some = min(some, blocks - first)
                 self.table[LAUNCH["budget"]] = BUDGET
                 began = time.perf_counter()
-                if self.kernel.run(self.table.ctypes.data, first, some):
+                if self.kernel.run(self.table.ctypes.data, first, some) or not self.sums_wait():
                     return False
                 first += some
                 if machine.budgets.over(-(-some // wave)):
                     return False
                 spent = time.perf_counter() - began
+                if self.sums:
+                    continue
                 if spent < TURN_SECONDS / 2:
                     some *= 2
                 elif spent > 2 * TURN_SECONDS:
@@ -337,6 +266,19 @@ class CompiledLaunch:
         finally:
             ENVIRONMENT.setter(KEEP)()
         return True
+
+    def sums_wait(self) -> bool:
+        """True if NumPy's floating-point sums in a wave would have waited until its end: nothing else looks at their tensors, and
+        they are not too many.
+        """
+        if not self.sums:
+            return True
+        lanes = self.counts[:, :, 1]
+        mine = lanes[self.sums]
+        kinds = {self.kernel.sites[at].instruction.type for at in self.sums}
+        alone = not np.delete(lanes, self.sums, 0)[:, mine.any(axis=0)].any()
+        before, self.added = self.added, int(mine.sum())
+        return alone and len(kinds) == 1 and self.added - before <= MOST_WAITING
 
     def finish(self) -> None:
         """Adds the counts to those of the launch."""
@@ -354,22 +296,17 @@ class CompiledLaunch:
             for i, count in zip(listed, counts.tolist(), strict=False):
                 if count:
                     counters[i] += count
-        for i, counts in zip(kernel.sites, self.counts.tolist(), strict=False):
-            space, type_, registers, _, _ = target(i)
-            size = len(registers) * type_.bytes
+        for (i, space, kind, size), counts in zip(kernel.sites, self.counts.tolist(), strict=False):
             if space == "shared":
-                self.count_shared(i, size, *counts[0])
+                requests, lanes, passes, ideal = counts[0]
+                if requests:
+                    tally.shared[i, kind, size].count(requests, lanes * size, passes, ideal)
                 continue
             for segment, (requests, lanes, sectors, distinct) in zip(self.segments, counts, strict=True):
                 if requests:
                     moved = tally.traffic[i, segment]
-                    for write in {"ld": (False,), "st": (True,)}.get(i.opcode, (False, True)):
+                    for write in SIDES.get(kind, (False,)):
                         moved.count_side(write, lanes * size, requests, sectors, distinct * size)
-
-    def count_shared(self, i: PtxInstruction, size: int, requests: int, lanes: int, passes: int, ideal: int) -> None:
-        if requests:
-            kind = "atom" if i.opcode == "red" else i.opcode
-            self.machine.tally.shared[i, kind, size].count(requests, lanes * size, passes, ideal)
 
     # -- a launch of a history ------------------------------------------------------------------------------------------
 
@@ -379,7 +316,7 @@ class CompiledLaunch:
         Returns False if an earlier launch that is not over has touched some of the same granules, of which one writes.
         """
         self.machine.wave = self.machine.new_wave(0, self.machine.wave_size())
-        races.wave, races.instructions = self.machine.wave, self.kernel.sites
+        races.wave, races.instructions = self.machine.wave, [site.instruction for site in self.kernel.sites]
         for segment, shadow in self.shadows.items():
             area = races.area(segment) if segment.space == "global" and shadow.any() else None
             if area is None:
@@ -422,6 +359,8 @@ def plain(i: PtxInstruction) -> bool:
     except Unsupported:
         return False
     known = {"weak", *CACHE, "global", "shared", "v2", "v4", type_.name, "shared::cta"}
+    if place == "shared":
+        known.add("volatile")
     if i.opcode in ("atom", "red"):
         known = {"relaxed", "gpu", "sys", *ATOMICS, "global", "shared", type_.name, "shared::cta"}
         if type_.bits < 32 or (type_.kind == "f" and "add" not in i.mods):
@@ -432,6 +371,8 @@ def plain(i: PtxInstruction) -> bool:
 def covers(machine: PtxMachine) -> bool:
     """True if compiled code may run a kernel, as far as its accesses and registers are concerned."""
     code = machine.code
+    if machine.tensor_cores is not None and any(i.opcode == "mma" for i in code.instructions):
+        return False
     if code.sharing.guesses or code.sharing.narrow or code.spins or not machine.setup.approximate:
         return False
     accesses = (i for i in code.instructions if i.opcode in OPCODES and space_of(i) not in PRIVATE)
@@ -469,8 +410,10 @@ WAVE_SECONDS, INSTRUCTION_SECONDS, ATOMIC, TURNS = 4e-4, 15e-6, 100, 8
 many instructions; turns of a loop that are taken for granted.
 """
 
-COMPILING_SECONDS, BOUND_SECONDS = 0.5, 0.02
-"""Processor time of NumPy from which on compiled code pays: if it has to be compiled, and if it has been."""
+COMPILING_SECONDS, COMPILING_ONE, BOUND_SECONDS = 0.4, 6e-4, 0.02
+"""Processor time of NumPy from which on compiled code pays: if it has to be compiled, and more for each instruction; and if it has
+been.
+"""
 
 
 @cache
@@ -489,7 +432,8 @@ def pays(code: Code, waves: int) -> bool:
     costs = [ATOMIC if i.opcode in ("atom", "red") else 1 for i in code.instructions]
     turns = sum(costs) + sum(sum(costs[first : last + 1]) for first, last in code.loop_spans) * (TURNS - 1)
     a_wave = code.seconds_of_wave or WAVE_SECONDS + INSTRUCTION_SECONDS * turns
-    return a_wave * waves > (BOUND_SECONDS if code.was_compiled else COMPILING_SECONDS)
+    compiling = COMPILING_SECONDS + COMPILING_ONE * len(code.instructions)
+    return a_wave * waves > (BOUND_SECONDS if code.was_compiled else compiling)
 
 
 def run_compiled(machine: PtxMachine, segments: list[Segment], races: Races | None = None) -> bool:

@@ -29,6 +29,7 @@ from ..memory.async_copies import Bulks, Copies
 from ..memory.mbarriers import MBarriers, PhaseWaiting
 from ..memory.regions import Maps
 from ..memory.spaces import LaunchMemory
+from ..memory.sums import WaitingSums
 from ..memory.texels import Textures
 from ..state.counters import LaunchTally
 from ..state.findings import Findings, Stuck, report_deadlock
@@ -114,6 +115,8 @@ class PtxMachine(RegisterFiles):
         geometry, size = self.setup.geometry, self.wave_size()
         turn = [*range(of), *reversed(range(of))]
         self.code.forget_counts()
+        if self.code.open_sums and self.random is None and self.on_barrier is None:
+            self.memory.sums = WaitingSums(self.code.open_sums, self.kept, lambda: self.barriers.completed)
         with np.errstate(all="ignore"):
             try:
                 ENVIRONMENT.setter(self.code.base_mode)()
@@ -127,6 +130,8 @@ class PtxMachine(RegisterFiles):
                     try:
                         self.run_wave()
                     finally:
+                        if self.memory.sums is not None:
+                            self.memory.sums.finish_all()
                         self.wave.release()
             except Stop:
                 return False
@@ -136,6 +141,12 @@ class PtxMachine(RegisterFiles):
                 for frame in (*self._compact.values(), *self._full_frames.values()):
                     frame.release()
         return True
+
+    def kept(self, addition: Callable[[], None]) -> None:
+        """Runs an atomic addition, which flushes nothing."""
+        ENVIRONMENT.setter(KEEP)()
+        addition()
+        ENVIRONMENT.setter(self.code.base_mode)()
 
     def new_wave(self, first_block: int, blocks: int) -> Wave:
         geometry, strides = self.setup.geometry, (self.memory.shared_stride, self.memory.local_stride)

@@ -6,6 +6,7 @@ NumPy evaluates the same rows, so both give the same bits. Where they might not,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,14 +31,18 @@ class LaneValue(NamedTuple):
     dtype: DType
 
 
+Halves = tuple[LaneValue, LaneValue]
+"""The two elements of a packed pair."""
+
+Operands = Mapping[str, LaneValue | Halves]
+
+
 def scalar(dtype: DType) -> str:
     """Returns LLVM's type of one element."""
     if dtype.kind == "b":
         return "i1"
     if dtype.kind == "f":
-        if dtype.itemsize == 2:
-            raise NoCode
-        return "float" if dtype.itemsize == 4 else "double"
+        return {2: "half", 4: "float", 8: "double"}[dtype.itemsize]
     return f"i{8 * dtype.itemsize}"
 
 
@@ -128,7 +133,9 @@ class Arithmetic(Text, ABC):
         self.doubtful: dict[str, DType] = {}
         self.flushing = False
         """The instruction flushes subnormal numbers."""
-        self.known: dict[PrimitiveCall, LaneValue] = {}
+        self.known: dict[tuple[PrimitiveCall, int], LaneValue] = {}
+        self.half = 0
+        """The element of packed pairs that is looked at."""
 
     @abstractmethod
     def flagged(self, mask: str) -> None:
@@ -140,19 +147,33 @@ class Arithmetic(Text, ABC):
 
     # -- expressions ----------------------------------------------------------------------------------------------------
 
-    def value(self, e: Expression, operands: dict[str, LaneValue]) -> LaneValue:
+    def value(self, e: Expression, operands: Operands) -> LaneValue:
         if isinstance(e, OperandName):
             if e.name not in operands:
                 raise NoCode
-            return operands[e.name]
+            found = operands[e.name]
+            return found if isinstance(found, LaneValue) else found[self.half]
         if not isinstance(e, PrimitiveCall):
             raise NoCode
-        if e not in self.known:
-            self.known[e] = self.applied(e, operands)
-        return self.known[e]
+        key = e, self.half
+        if key not in self.known:
+            self.known[key] = self.applied(e, operands)
+        return self.known[key]
 
-    def applied(self, e: PrimitiveCall, operands: dict[str, LaneValue]) -> LaneValue:
+    def both(self, e: Expression, operands: Operands) -> Halves:
+        """Returns the two elements of a packed pair."""
+        found = []
+        for self.half in range(2):
+            found.append(self.value(e, operands))
+        self.half = 0
+        return found[0], found[1]
+
+    def applied(self, e: PrimitiveCall, operands: Operands) -> LaneValue:
         name, given = e.primitive, e.arguments
+        if name == "interleave":
+            return self.value(given[self.half], operands)
+        if name in VIEWS:
+            return self.both(given[0], operands)[int(name == "high")]
         if name in TYPES:
             kind = TYPES[name]
             if (kind.kind == "f") != (kind.dtype.kind == "f"):
@@ -173,7 +194,7 @@ class Arithmetic(Text, ABC):
         if name in OWN:
             values = (a if a == APPROXIMATE or isinstance(a, int | str) else self.value(a, operands) for a in given)
             return OWN[name](self, *values)
-        if name in VIEWS or name in WRITERS or not isinstance(function(name), np.ufunc):
+        if name in WRITERS or not isinstance(function(name), np.ufunc):
             raise NoCode
         found = [None if isinstance(a, int | float) else self.value(a, operands) for a in given]
         own = next((x.dtype for x in found if x is not None), None)
@@ -265,7 +286,7 @@ class Arithmetic(Text, ABC):
         found = self.seen(self.chosen(small, sign, bits, "i32"), x.dtype)
         return LaneValue(self.result(found.name, x.dtype, x.name), x.dtype) if x.name in self.doubtful else found
 
-    def directed(self, e: Expression, operands: dict[str, LaneValue], direction: int) -> LaneValue:
+    def directed(self, e: Expression, operands: Operands, direction: int) -> LaneValue:
         """Returns a sum, product or fused product of float32 numbers, rounded in a direction.
 
         float64 has a product whole, and a sum in two parts: the nearest number and what is missing.
@@ -307,7 +328,7 @@ class Arithmetic(Text, ABC):
         self.flagged(self.op("xor", "i1", inside, splat("i1", "true")))
         return LaneValue(found, np.dtype(np.float32))
 
-    def double(self, e: Expression, operands: dict[str, LaneValue]) -> str:
+    def double(self, e: Expression, operands: Operands) -> str:
         """Returns a float32 operand as float64."""
         inner = e.arguments[0] if isinstance(e, PrimitiveCall) and e.primitive == "f64" else e
         found = self.value(inner, operands)
@@ -373,7 +394,9 @@ class Arithmetic(Text, ABC):
             return value
         of, target = vector(dtype), vector(to)
         if dtype.kind == "f" and to.kind == "f":
-            how = "fpext" if to.itemsize == 8 else "fptrunc"
+            if (dtype.itemsize, to.itemsize) == (8, 2):
+                raise NoCode
+            how = "fpext" if to.itemsize > dtype.itemsize else "fptrunc"
             return LaneValue(self.result(self.add(f"{how} {of} {name} to {target}"), to, name), to)
         if to.kind == "f":
             return LaneValue(self.add(f"{'sitofp' if dtype.kind == 'i' else 'uitofp'} {of} {name} to {target}"), to)

@@ -11,8 +11,10 @@ from string import Template
 
 from ..state.lane_sets import WARP, bank_columns
 from .warp_tables import (
+    COLLECTIVE,
     COUNTS,
     DISTANCES,
+    KINDS,
     KNOWN,
     LAUNCH,
     NOBODY,
@@ -23,6 +25,7 @@ from .warp_tables import (
     STREWN,
     WARP_CROWD,
     WARP_STATE,
+    WROTE,
     access_name,
     steps,
 )
@@ -183,7 +186,7 @@ placed:
   %index = load i64, ptr %s6
   %s7 = getelementptr i64, ptr %segment, i64 7
   %writable = load i64, ptr %s7
-  %refused = icmp ult i64 %writable, $WRITES
+  %refused = icmp $REFUSED
   %countat = mul i64 %index, $COUNTS
   %at.counts = getelementptr i64, ptr %site, i64 1
   br i1 %refused, label %fail, label %aligned
@@ -402,7 +405,7 @@ FOLLOW_SHARED = Template("""
   %topmost = sub i32 31, %zeros
   %single.form = icmp eq i32 %form, $ONE
   %who = select i1 %single.form, i32 %top, i32 %m
-  %crowd = select i1 %crowded, i32 $WARP_CROWD, i32 0
+  %crowd = select i1 $CROWDED, i32 $WARP_CROWD, i32 0
   %top64 = zext i32 %topmost to i64
   %back = mul i64 %top64, $SIZE
   %rowone = sub i64 %a, %back
@@ -515,16 +518,20 @@ def turns(size: int) -> str:
 
 
 def access(space: str, kind: str, size: int) -> str:
-    """Returns the function of an access of so many bytes a lane; `kind`: ld, st or atom."""
-    shared = space == "shared"
+    """Returns the function of an access of so many bytes a lane; `kind`: one of `KINDS`. cp.async reads tensors, and writes shared
+    memory.
+    """
+    shared, reads = space == "shared", kind == "cp.async" and space == "global"
     names = {
-        "NAME": access_name(space, kind, size), "SPACE": space, "KIND": kind, "SIZE": size, "LESS": size - 1,
+        "NAME": access_name(space, kind, size), "SPACE": space, "SIZE": size, "KIND": "ld" if reads else kind, "LESS": size - 1,
         "KNOWN": KNOWN, "DISTANCES": DISTANCES, "COUNTS": COUNTS, "STEPS": steps("i64", size),
-        "ONE": ONE, "ROW": ROW, "STREWN": STREWN, "SHARED": str(shared).lower(),
-        "WRITES": int(kind != "ld"), "AT_SHARED": LAUNCH["shared"], "COUNT_AT": "0" if shared else "%countat",
-        "WARP_CROWD": WARP_CROWD, "GLOBAL_TAG": WARP_STATE["global_tag"], "TAG": WARP_STATE["tag"], "NUMBER": SITE["number"],
+        "ONE": ONE, "ROW": ROW, "STREWN": STREWN, "SHARED": str(shared).lower(), "NUMBER": SITE["number"],
+        "REFUSED": REFUSED.get(kind, "eq i64 %writable, 0"), "AT_SHARED": LAUNCH["shared"],
+        "COUNT_AT": "0" if shared else "%countat", "WARP_CROWD": WARP_CROWD,
+        "CROWDED": "true" if kind in COLLECTIVE else "%crowded",
+        "GLOBAL_TAG": WARP_STATE["global_tag"], "TAG": WARP_STATE["tag"],
         # Several lanes of a warp that store to one place race.
-        "CLASH": "  br i1 %crowded, label %fail, label %goes\ngoes:" if kind == "st" else "",
+        "CLASH": "  br i1 %crowded, label %fail, label %goes\ngoes:" if KINDS[kind] == WROTE and not reads else "",
         "INLINE_END": "inline" if shared else "unbroken",
     }
     if shared:
@@ -536,6 +543,10 @@ def access(space: str, kind: str, size: int) -> str:
     names["PLACED"] = (PLACED_SHARED if shared else PLACED_GLOBAL).substitute(names)
     names["FOLLOW"] = (FOLLOW_SHARED if shared else FOLLOW_GLOBAL).substitute(names)
     return ACCESS.substitute(names)
+
+
+REFUSED = {"ld": "ne i64 0, 0", "cp.async": "ne i64 %writable, 0"}
+"""The segments that an access may not touch; others only those that are not writable."""
 
 
 def segments() -> str:
@@ -577,16 +588,37 @@ def move(opcode: str, bits: int) -> str:
     return MOVE.substitute(parts, OPCODE=opcode, BITS=bits, BYTES=bits // 8, NOBODY=NOBODY, ROW=ROW, ONE=ONE)
 
 
-def update(how: str, type_name: str) -> str:
-    """Returns the function of an atomic access, lane after lane; it returns 1 if a sum is NaN."""
+TINY = """  %f{0} = and i32 %{0}, 2147483647
+  %g{0} = sub i32 %f{0}, 1
+  %tiny{0} = icmp ult i32 %g{0}, 8388607"""
+
+FLUSHED = f"""
+{TINY.format("old")}
+{TINY.format("x")}
+  %sizes = or i32 %fold, %fx
+  %all = icmp eq i32 %sizes, 0
+  %other = xor i32 %old, -2147483648
+  %opposite = icmp eq i32 %other, %x
+  %rightly = or i1 %all, %opposite
+  %zero = fcmp oeq float %fn, 0.0
+  %wrongly = xor i1 %rightly, true
+  %lost = and i1 %zero, %wrongly
+  %tiny = or i1 %tinyold, %tinyx
+  %flushes = or i1 %tiny, %lost"""
+"""Whether a sum of float32 is another one where subnormal numbers are flushed: an addend or the sum is subnormal."""
+
+
+def update(how: str, type_name: str, flushing: bool) -> str:
+    """Returns the function of an atomic access, lane after lane; it returns 1 if a sum is NaN, or not the one without flushing."""
     kind, bits = type_name[0], int(type_name[1:])
     odd = "  %odd2 = or i32 %odd, 0"
     if kind == "f":
         of = "float" if bits == 32 else "double"
-        apply = f"""  %fo = bitcast i{bits} %old to {of}
-  %fx = bitcast i{bits} %x to {of}
-  %fn = fadd {of} %fo, %fx
-  %nan = fcmp uno {of} %fn, %fn
+        apply = f"""  %ro = bitcast i{bits} %old to {of}
+  %rx = bitcast i{bits} %x to {of}
+  %fn = fadd {of} %ro, %rx
+  %isnan = fcmp uno {of} %fn, %fn{FLUSHED if flushing and bits == 32 else f"{chr(10)}  %flushes = or i1 false, false"}
+  %nan = or i1 %isnan, %flushes
   %nan32 = zext i1 %nan to i32
   %odd2 = or i32 %odd, %nan32
   %new = bitcast {of} %fn to i{bits}"""

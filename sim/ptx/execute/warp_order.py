@@ -10,10 +10,12 @@ from __future__ import annotations
 from string import Template
 
 from ..state.lane_sets import WARP
+from ..state.segments import IN_FLIGHT
 from .vectors import Text, splat, vector
 from .warp_tables import (
     BLOCK_CROWD,
     BY,
+    COLLECTIVE,
     CONFLICTS,
     CROWDS,
     EPOCH,
@@ -29,6 +31,8 @@ from .warp_tables import (
     ShadowRow,
     steps,
 )
+
+EACH_BYTE = 0x0101010101010101
 
 FOLLOWED_GLOBAL = Template("""
 define internal i1 @follow_global_${KIND}_$SIZE(
@@ -169,11 +173,14 @@ class SharedOrder(Text):
         super().__init__()
         self.kind, self.size, self.rowly = kind, size, rowly
         self.own, self.granule = KINDS[kind], row.shared_granule
+        self.collective = kind in COLLECTIVE
         self.wrong = "zeroinitializer"
         kept = (WROTE, READ, UPDATED) if row.atomics else (WROTE, READ)
         self.words = [k for k in kept if k == self.own or k in CONFLICTS[self.own]]
+        self.copies = row.copies
 
-    def text(self) -> str:
+    def begin_all(self) -> None:
+        """Adds the tags of the lanes, and the arrays of shared memory."""
         self.lanes = self.add(f"bitcast i32 %m to {vector('i1')}")
         self.tags = self.op("or", "i32", self.everywhere("i32", "%tag"), steps("i32", 1))
         self.crowds = self.everywhere("i32", "%crowd")
@@ -182,9 +189,12 @@ class SharedOrder(Text):
         shift = self.granule.bit_length() - 1
         self.granules = self.op("lshr", "i64", "%addresses", splat("i64", shift))
         self.first = self.add(f"ashr i64 %row, {shift}")
+        self.states = self.pointer("states")
+
+    def text(self) -> str:
+        self.begin_all()
         for piece in range(max(1, self.size // self.granule)):
             self.touch(piece)
-        self.states = self.pointer("states")
         width = min(self.size, 8)
         for piece in range(self.size // width):
             self.written(piece * width, width)
@@ -197,6 +207,25 @@ define internal i1 @follow_shared_{self.kind}_{self.size}_{form}(
 ) noinline {{
 {body}
   ret i1 %wrong
+}}
+"""
+
+    def landed(self) -> str:
+        """Returns the function that makes lanes write what they have copied, at this moment."""
+        self.begin_all()
+        for piece in range(max(1, self.size // self.granule)):
+            self.put(self.tags, self.place(self.arrays[WROTE], "i32", self.first, self.granules, piece, False), 32, 4, False)
+        for start in range(0, self.size, 8):
+            width = min(self.size, 8)
+            bytes_ = self.place(self.states, "i8", "%row", "%addresses", start, False)
+            self.put("zeroinitializer", bytes_, 8 * width, 1, False)
+        body = "\n".join(self.lines)
+        return f"""
+define internal void @landed_{self.size}(ptr noalias %launch, i32 %m, i32 %tag, {vector("i64")} %addresses) noinline {{
+  %crowd = add i32 0, 0
+  %row = add i64 0, 0
+{body}
+  ret void
 }}
 """
 
@@ -228,18 +257,26 @@ define internal i1 @follow_shared_{self.kind}_{self.size}_{form}(
         for k in CONFLICTS[self.own]:
             if k in others:
                 self.wrong = self.op("or", "i1", self.wrong, others[k].clashes())
-        new = self.tags if self.own == WROTE else others[self.own].joined(self.crowds)
+        if self.own == WROTE:
+            new = self.op("or", "i32", self.tags, self.crowds) if self.collective else self.tags
+        else:
+            new = others[self.own].joined(self.crowds)
         self.put(new, places[self.own], 32, 4, rowly)
 
     def written(self, start: int, width: int) -> None:
         """Looks whether some bytes of each lane are written, or notes that they are."""
         bits, rowly = 8 * width, self.rowly and self.size == width
         place = self.place(self.states, "i8", "%row", "%addresses", start, rowly)
-        if self.kind != "st":
-            unwritten = self.test("ne", f"i{bits}", self.get(place, bits, 1, rowly), "zeroinitializer")
-            self.wrong = self.op("or", "i1", self.wrong, unwritten)
-        if self.kind != "ld":
-            self.put("zeroinitializer", place, bits, 1, rowly)
+        reads, writes = self.own != WROTE, self.own != READ
+        if reads or self.copies:
+            found = self.get(place, bits, 1, rowly)
+            if not reads:
+                found = self.op("and", f"i{bits}", found, splat(f"i{bits}", IN_FLIGHT * EACH_BYTE & (1 << bits) - 1))
+            bad = self.test("ne", f"i{bits}", found, "zeroinitializer")
+            self.wrong = self.op("or", "i1", self.wrong, bad)
+        if writes:
+            new = IN_FLIGHT * EACH_BYTE & (1 << bits) - 1 if self.kind == "cp.async" else 0
+            self.put(splat(f"i{bits}", new), place, bits, 1, rowly)
 
 
 class TagFacts:
@@ -259,7 +296,8 @@ class TagFacts:
         self.warp = text.test("eq", "i32", warps, "zeroinitializer")
         ordered = text.op("and", "i1", self.warp, met)
         unordered = text.op("xor", "i1", ordered, splat("i1", "true"))
-        self.beside = text.op("and", "i1", text.op("or", "i1", thread, crowd), unordered)
+        others = splat("i1", "true") if text.collective else text.op("or", "i1", thread, crowd)
+        self.beside = text.op("and", "i1", others, unordered)
         self.block = block
 
     def clashes(self) -> str:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from string import Template
 from typing import NamedTuple
 
 from ..state.lane_sets import WARP
+from .warp_copies import copy, land, matrix
+from .warp_matrices import product
 from .warp_memory import access, measure, move, segments, turns, update
 from .warp_order import SharedOrder, follow_global
-from .warp_tables import EPOCH, LAST_MEETING, LAUNCH, MEETING, THREAD_BITS, WARP_STATE, ShadowRow
+from .warp_tables import COPY_SLOTS, COPY_WORDS, EPOCH, LAST_MEETING, LAUNCH, MEETING, THREAD_BITS, WARP_STATE, ShadowRow
 
 GROUPS = Template("""
 define internal void @push(ptr noalias %w, i64 %block, i32 %lanes) alwaysinline {
@@ -148,6 +150,10 @@ prepare:
   %wp = getelementptr i64, ptr %w, i64 $WHOLE
   store i64 %al, ptr %wp
 $SPECIAL
+  %cb = mul i64 %pw, $COPY_WORDS
+  %cw = getelementptr i64, ptr %copies, i64 %cb
+  %cp = getelementptr i64, ptr %w, i64 $COPIES
+  store ptr %cw, ptr %cp
   %lane0 = shl i64 %pw, 5
   %t1 = or i64 %lane0, $FIRST_SHARED
   %tp = getelementptr i64, ptr %w, i64 $TAG
@@ -205,6 +211,7 @@ together:
   br i1 %toomany, label %bad, label %tags
 tags:
   %t = phi i64 [0, %together], [%t2, %tags]
+  %votes = phi i64 [0, %together], [%votes2, %tags]
   %tb = mul i64 %t, $STATE_WORDS
   %tw = getelementptr i64, ptr %warps_memory, i64 %tb
   %tlane = shl i64 %t, 5
@@ -217,6 +224,9 @@ tags:
   %gnew = or i64 %gl, %block.tag
   %tgp = getelementptr i64, ptr %tw, i64 $GLOBAL_TAG
   store i64 %gnew, ptr %tgp
+  %tvp = getelementptr i64, ptr %tw, i64 $VOTE
+  %vote = load i64, ptr %tvp
+  %votes2 = add i64 %votes, %vote
   %t2 = add i64 %t, 1
   %tagged = icmp eq i64 %t2, %warps
   br i1 %tagged, label %met, label %tags
@@ -225,6 +235,8 @@ met:
   %meetings = load i64, ptr %mp
   %meetings2 = add i64 %meetings, 1
   store i64 %meetings2, ptr %mp
+  %vp = getelementptr i64, ptr %launch, i64 $VOTES
+  store i64 %votes2, ptr %vp
   br label %phase
 ended:
   %nextb = add i64 %b, 1
@@ -331,6 +343,11 @@ HELPERS: dict[str, Callable[..., str]] = {
     "update": update,
     "power": power,
     "exchanged": lambda: EXCHANGED,
+    "copy": copy,
+    "land": land,
+    "landed": lambda size, row: SharedOrder("cp.async", size, False, row).landed(),
+    "matrix": matrix,
+    "product": product,
 }
 """The functions that make the text of others, by name."""
 
@@ -347,12 +364,17 @@ def needed(helper: tuple[object, ...], row: ShadowRow) -> Iterable[tuple[object,
             yield "follow_shared", kind, size, False, row
         else:
             yield ("segments",)
-            yield "follow_global", kind, size, row
+            yield "follow_global", "ld" if kind == "cp.async" else kind, size, row
+    if name == "land":
+        for size in (4, 8, 16):
+            yield "landed", size, row
     yield helper
 
 
-def module(warp: str, helpers: Iterable[tuple[object, ...]], row: ShadowRow, shape: KernelShape) -> str:
-    """Returns the whole text of a kernel: its own function `warp`, the run of blocks, and the functions that it calls."""
+def texts(
+    warp: str, helpers: Iterable[tuple[object, ...]], row: ShadowRow, shape: KernelShape
+) -> tuple[str, Sequence[str], str]:
+    """Returns the text of a kernel, its function `warp` and the run of blocks; those of what it calls; declarations."""
     every = dict.fromkeys(one for helper in sorted(helpers, key=repr) for one in needed(helper, row))
     state, registers = shape.state_words, shape.register_bytes
     groups = GROUPS.substitute(
@@ -370,17 +392,18 @@ def module(warp: str, helpers: Iterable[tuple[object, ...]], row: ShadowRow, sha
             for name in ("written", "read", "updated")
         ),
         SPECIAL="\n".join([*map(placed, range(len(shape.places)), shape.places), *(blank(shape.blanks + k) for k in shape.blank)]),
-        REGISTER_BYTES=registers, STATE_WORDS=state, STATE_BYTES=8 * state, BARRIERS=LAUNCH["barriers"],
+        COPY_WORDS=COPY_SLOTS * COPY_WORDS,
+        REGISTER_BYTES=registers, STATE_WORDS=state, STATE_BYTES=8 * state, BARRIERS=LAUNCH["barriers"], VOTES=LAUNCH["votes"],
         FIRST_EPOCH=1 << THREAD_BITS, FIRST_SHARED=1 << EPOCH, LAST_EPOCH=1 << (32 - EPOCH),
         EPOCH=EPOCH, THREAD_BITS=THREAD_BITS,
     )
-    texts = [HELPERS[str(name)](*given) for name, *given in every]
-    return "\n".join([groups, *texts, *map(masked, (8, 16, 32, 64, 128)), run, warp])
+    called = [HELPERS[str(name)](*given) for name, *given in every]
+    return "\n".join([groups, run, warp]), called, "\n".join(map(masked, (8, 16, 32, 64, 128)))
 
 
 LOADED = (
     *("registers", "warps_memory", "template", "alive", "shared", "states", "written", "read", "updated"),
-    *("warps", "grid_x", "grid_y", "shared_bytes", "granules"),
+    *("copies", "warps", "grid_x", "grid_y", "shared_bytes", "granules"),
 )
 NUMBERS = ("warps", "grid_x", "grid_y", "shared_bytes", "granules")
 

@@ -15,16 +15,30 @@ LAUNCH = {
             *("budget", "regions", "offs", "parted", "sites", "constants"),
             *("registers", "warps_memory", "template", "warps", "alive"),
             *("grid_x", "grid_y", "shared", "shared_bytes", "states", "written", "read", "updated", "granules"),
-            *("segments", "segment_count", "barriers", "exp2"),
+            *("segments", "segment_count", "barriers", "exp2", "copies"),
+            *("votes", "threads"),
         )
     )
 }
 """Places in the table of a launch."""
 
-WARP_STATE = {name: place for place, name in enumerate(("alive", "pending", "tag", "global_tag", "barrier", "whole", "bitmap"))}
+WARP_STATE = {
+    name: place
+    for place, name in enumerate(
+        (*("alive", "pending", "tag", "global_tag", "barrier", "whole"), *("copies", "head", "tail", "committed"), "vote", "bitmap")
+    )
+}
 """Places in the memory of a warp: its living lanes, how many groups wait, tags, the number of its barrier and 1, the lanes that it
-began with; then bits of the blocks at which groups wait, and their lanes, one number a block.
+began with; its records of asynchronous copies, the numbers of the oldest one and of the next, the groups that it has closed; the
+number of lanes that hold at a barrier that reduces; then bits of the blocks at which groups wait, and their lanes, one number a
+block.
 """
+
+REDUCED_BARRIER = 1 << 8
+"""What the number of a barrier that reduces has more."""
+
+COPY_SLOTS, COPY_WORDS, COPY_ADDRESSES = 256, 40, 8
+"""Asynchronous copies of a warp that may be pending at once, a power of two; numbers of a record, the first of its addresses."""
 
 SEGMENT_WORDS = 8
 """A segment: start, bytes, distance to host memory, distance to the states of its bytes (0: none), shadow (0: nobody writes there),
@@ -48,9 +62,12 @@ WROTE, READ, UPDATED, BY = range(4)
 instruction of each of them. A tag is block + 1, epoch of the block (the number of its barriers), crowd and thread. The last two
 words are there only if something needs them.
 """
-KINDS = {"ld": READ, "st": WROTE, "atom": UPDATED}
+KINDS = {"ld": READ, "ldmatrix": READ, "st": WROTE, "stmatrix": WROTE, "cp.async": WROTE, "atom": UPDATED}
 CONFLICTS = {READ: (WROTE, UPDATED), WROTE: (WROTE, READ, UPDATED), UPDATED: (WROTE, READ)}
 """The accesses that an access must be ordered behind, by kind."""
+
+COLLECTIVE = ("ldmatrix", "stmatrix")
+"""Accesses for all lanes of a warp together."""
 
 THREAD_BITS, EPOCH_BITS = 12, 20
 """A tag's lower bits; the topmost of THREAD_BITS are crowds."""
@@ -75,12 +92,15 @@ class ShadowRow(NamedTuple):
     shared_granule: int
     atomics: bool
     numbers: bool
+    copies: bool
+    """Bytes may be in flight."""
 
     @classmethod
     def of(cls, code: Code, numbers: bool) -> ShadowRow:
         """`numbers`: the launch is one of a history, in which later ones ask for the instructions."""
         sharing = code.sharing
-        return cls(min([WIDEST, *sharing.global_granules.values()]), sharing.shared_granule, sharing.atomics, numbers)
+        copies = any(i.opcode == "cp" for i in code.instructions)
+        return cls(min([WIDEST, *sharing.global_granules.values()]), sharing.shared_granule, sharing.atomics, numbers, copies)
 
     @property
     def words(self) -> int:

@@ -194,6 +194,9 @@ class GlobalPort(Port):
         return parts
 
     def accessed(self, segment: Segment, lanes: LaneSet, addresses: Array, size: int | Array) -> None:
+        sums = self.memory.sums
+        if sums is not None and self.instruction not in sums.own:
+            sums.finish(segment)
         if segment.state is not None:
             self.initialised(segment, lanes, addresses, size)
         self.memory.accessed(Access(lanes, segment.space, segment, addresses, size, self.kind, self.write, self.instruction))

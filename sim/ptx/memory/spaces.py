@@ -21,6 +21,7 @@ from ..state.findings import Findings
 from ..state.lane_sets import LaneSet, Wave, wavefronts
 from ..state.segments import PAGE, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Pages, Segment
 from ..text.syntax import ELEMENT, Array, PtxInstruction
+from .sums import WaitingSums
 from .swizzles import Swizzles
 
 SHARED_WINDOW = 1 << 56
@@ -57,6 +58,8 @@ class LaunchMemory:
         """Offsets of the variables of shared memory."""
         self.homes: Mapping[PtxInstruction, tuple[str, int, int | None]] = {}
         """The only variable of shared memory that an access may be of, if known: its name, start and end (None: the end of all)."""
+        self.sums: WaitingSums | None = None
+        """Floating-point sums that wait; None: each is made at once."""
         self.lifetimes: Lifetimes | None = None
         """The lifetimes of the blocks of a wave of clusters, if races are looked for."""
         self._shared = np.empty(0, np.uint8)
@@ -97,6 +100,10 @@ class LaunchMemory:
         its bytes, and all local memory, as elements of 1 to 32 bytes, by size.
         """
 
+    def segment_of(self, view: Array, size: int) -> Segment | None:
+        """Returns the tensor that a port resolved to this view of elements of `size` bytes; None: the memory of a block."""
+        return next((one for one in self.segments.values() if one.window(size)[0] is view), None)
+
     def storing(self, lanes: LaneSet, values: Array) -> None:
         """Tells the race detector the values that lanes are about to store, one element each."""
         if self.races is not None:
@@ -124,6 +131,8 @@ class LaunchMemory:
             segment = self.segments.get(address >> WINDOW_BITS)
             if segment is None:
                 return np.empty(0, np.uint8)
+            if self.sums is not None:
+                self.sums.finish(segment)
             start, limit, data = 0, segment.size, segment.window(1)[0]
             offset, state = address - segment.start, segment.state
         where = slice(start + offset, start + min(offset + size, limit)) if 0 <= offset < limit else slice(0, 0)
