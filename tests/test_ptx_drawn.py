@@ -29,6 +29,11 @@ FLOATS = (
     *("add.f32 {f}, {x}, {y};", "sub.f32 {f}, {x}, {y};", "fma.rn.f32 {f}, {x}, 0f3F000000, {y};", "max.f32 {f}, {x}, {y};"),
     *("min.f32 {f}, {x}, {y};", "add.rz.f32 {f}, {x}, {y};", "mul.ftz.f32 {f}, {x}, 0f3F400000;", "selp.f32 {f}, {x}, {y}, {p};"),
 )
+HALVES = (
+    *("add.f16x2 {d}, %h0, %h1;", "fma.rn.f16x2 {d}, %h0, %h1, %h0;", "mul.bf16x2 {d}, %h0, %h1;", "max.f16x2 {d}, %h0, %h1;"),
+    *("cvt.rn.bf16x2.f32 {d}, {x}, {y};", "neg.f16x2 {d}, %h1;", "fma.rn.bf16x2 {d}, %h0, %h1, %h1;", "sub.f16x2 {d}, %h1, %h0;"),
+)
+"""Of pairs below 1: other bits may be NaN."""
 
 
 @dataclass
@@ -56,6 +61,11 @@ class Drawn:
             guard = self.filled(self.random.choice(["@{p} ", "@!{p} "])) if self.random.random() < 0.15 else ""
             self.lines.append(guard + self.filled(self.random.choice(WORDS if self.random.random() < 0.7 else FLOATS)))
 
+    def halves(self) -> None:
+        """Arithmetic of packed pairs."""
+        self.lines += [self.filled("and.b32 %h0, {a}, 0x3BFF3BFF;"), self.filled("and.b32 %h1, {b}, 0xBBFFBBFF;")]
+        self.lines.append(self.filled(self.random.choice(HALVES)))
+
     def load(self) -> None:
         """A load from anywhere in the input, an atomic addition somewhere in the sums."""
         self.lines += [self.filled("and.b32 %s0, {a}, 255;"), "mul.wide.u32 %o0, %s0, 4;", "add.u64 %o0, %o0, %in;"]
@@ -63,10 +73,13 @@ class Drawn:
         if self.random.random() < 0.5:
             self.lines += ["and.b32 %s0, %s0, 7;", "mul.wide.u32 %o0, %s0, 4;", "add.u64 %o0, %o0, %sums;"]
             self.lines.append(self.filled("red.global.add.u32 [%o0], {a};"))
+            if self.random.random() < 0.5:
+                self.lines += ["sub.u64 %o0, %o0, %sums;", "add.u64 %o0, %o0, %reals;"]
+                self.lines.append(self.filled("red.global.add.f32 [%o0], {x};"))
 
     def together(self) -> None:
         """Something that all lanes of a block do at once."""
-        how = self.random.randrange(4)
+        how = self.random.randrange(7)
         if how == 0:
             mode = self.random.choice(["bfly", "up", "down", "idx"])
             self.lines.append(self.filled(f"shfl.sync.{mode}.b32 {{d}}|{{q}}, {{a}}, {{n}}, {0 if mode == 'up' else 31}, -1;"))
@@ -74,6 +87,19 @@ class Drawn:
             self.lines.append(self.filled("vote.sync.ballot.b32 {d}, {p}, -1;"))
         elif how == 2:
             self.lines.append(self.filled(f"redux.sync.{self.random.choice(['add.s32', 'max.u32', 'xor.b32'])} {{d}}, {{a}}, -1;"))
+        elif how == 3:
+            self.lines.append(self.filled(f"bar.red.{self.random.choice(['or', 'and'])}.pred {{q}}, 0, {{p}};"))
+        elif how == 4:
+            for k in range(5):
+                self.lines.append(self.filled(f"and.b32 %m{k}, {{a}}, 0x3BFF3BFF;"))
+            sums = ", ".join(f"%f{k}" for k in range(4))
+            shape = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32"
+            self.lines.append(f"{shape} {{{sums}}}, {{%m0, %m1}}, {{%m2}}, {{{sums}}};")
+        elif how == 5:
+            self.lines += [self.filled("and.b32 %s0, {a}, 255;"), "mul.wide.u32 %o0, %s0, 4;", "add.u64 %o0, %o0, %in;"]
+            self.lines += ["bar.sync 0;", "cp.async.ca.shared.global [%own], [%o0], 4;", "cp.async.commit_group;"]
+            self.lines += [self.filled("add.s32 {d}, {a}, {b};"), "cp.async.wait_group 0;", "bar.sync 0;"]
+            self.lines += ["xor.b32 %s0, %own, 4;", self.filled("ld.shared.u32 {d}, [%s0];")]
         else:
             self.lines += ["bar.sync 0;", self.filled("st.shared.u32 [%own], {a};"), "bar.sync 0;"]
             self.lines += [f"xor.b32 %s0, %own, {4 * self.random.randrange(16)};", self.filled("ld.shared.u32 {d}, [%s0];")]
@@ -83,6 +109,8 @@ class Drawn:
         self.straight(self.random.randrange(2, 7))
         if self.random.random() < 0.5:
             self.load()
+        if self.random.random() < 0.3:
+            self.halves()
         if not depth:
             return
         if self.random.random() < 0.5:
@@ -112,15 +140,16 @@ class Drawn:
 .version 8.8
 .target sm_90
 .address_size 64
-.visible .entry drawn(.param .u64 in, .param .u64 out, .param .u64 sums) {{
-.reg .b32 %r<8>, %t<4>, %s<2>, %own;
+.visible .entry drawn(.param .u64 in, .param .u64 out, .param .u64 sums, .param .u64 reals) {{
+.reg .b32 %r<8>, %t<4>, %s<2>, %own, %h<2>, %m<5>;
 .reg .f32 %f<4>;
-.reg .b64 %in, %out, %sums, %o<2>;
+.reg .b64 %in, %out, %sums, %reals, %o<2>;
 .reg .pred %p<4>, %again;
 .shared .align 4 .b8 mine[512];
 ld.param.u64 %in, [in];
 ld.param.u64 %out, [out];
 ld.param.u64 %sums, [sums];
+ld.param.u64 %reals, [reals];
 mov.u32 %t0, %tid.x;
 shl.b32 %own, %t0, 2;
 mov.u32 %s0, mine;
@@ -152,7 +181,7 @@ def both(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
     threads = (32, 64, 96, 128)[seed % 4]
     for engine in ("numpy", "llvm"):
         monkeypatch.setenv("CUPYFLASH_ENGINE", engine)
-        arrays = [values, np.zeros((5 * threads, 12), np.uint32), np.zeros(8, np.uint32)]
+        arrays = [values, np.zeros((5 * threads, 12), np.uint32), np.zeros(8, np.uint32), np.zeros(8, np.float32)]
         launch = kernel.launch("drawn", 5, threads, arrays)
         found.append(([one.tobytes() for one in arrays], launch.counters, launch.traffic, launch.findings))
     assert found[0] == found[1], f"seed {seed}"

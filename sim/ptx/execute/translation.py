@@ -34,9 +34,10 @@ class KernelText(WarpText):
         self.parting: list[PtxInstruction] = []
         self.starts = [pc for pc in code.leaders if code.function_at[pc] == code.kernel]
         reduced = [pc for pc, plan in enumerate(code.plans) if isinstance(plan.control, Barrier) and plan.control.reduction]
-        self.number = {pc: k for k, pc in enumerate((*self.starts, *reduced))}
-        """The blocks of the text: basic blocks, and those behind barriers that reduce."""
-        self.words = -(-len(self.number) // 64)
+        self.number = {pc: k for k, pc in enumerate(self.starts)}
+        self.behind = {pc: k for k, pc in enumerate(reduced, len(self.starts))}
+        """The numbers of blocks: of basic blocks by their starts, of those behind barriers that reduce by the barriers."""
+        self.words = -(-(len(self.number) + len(self.behind)) // 64)
         self.doubted = sorted(code.doubtful.registers)
         self.moved = "0"
         self.blanks_at = self.shape.blanks
@@ -231,7 +232,7 @@ class KernelText(WarpText):
                     found = self.counted(self.add(f"and i32 {self.bits(holds)}, {self.mask}"))
                     self.say(f"store i64 {found}, ptr {self.field('%w', WARP_STATE['vote'])}")
                 self.say(f"store i64 {number}, ptr {self.field('%w', WARP_STATE['barrier'])}")
-                self.push(pc if barrier.reduction else pc + 1, self.mask)
+                self.push(self.behind[pc] if barrier.reduction else self.block_at(pc + 1), self.mask)
                 self.say("br label %wait")
             case _:
                 raise NoCode
@@ -242,7 +243,7 @@ class KernelText(WarpText):
         (to,) = plan.writes
         if isinstance(to.operand, Reg) and to.operand.name in self.doubted:
             raise NoCode
-        self.open(self.number[pc])
+        self.open(self.behind[pc])
         votes, threads = (self.load("%launch", LAUNCH[name]) for name in ("votes", "threads"))
         control = plan.control
         assert isinstance(control, Barrier)
@@ -255,11 +256,15 @@ class KernelText(WarpText):
         self.keep(-1)
         self.go(pc + 1)
 
-    def push(self, pc: int, mask: str) -> None:
-        """Makes lanes wait at an instruction, if there are any."""
+    def push(self, number: int, mask: str) -> None:
+        """Makes lanes wait at a block, if there are any."""
+        self.say(f"call void @push(ptr %w, i64 {number}, i32 {mask})")
+
+    def block_at(self, pc: int) -> int:
+        """Returns the number of the basic block that starts at an instruction."""
         if pc not in self.number:
             raise NoCode
-        self.say(f"call void @push(ptr %w, i64 {self.number[pc]}, i32 {mask})")
+        return self.number[pc]
 
     def go(self, pc: int) -> None:
         """Goes on at an instruction, unless other lanes of the warp are somewhere else."""
@@ -269,7 +274,7 @@ class KernelText(WarpText):
         alone = self.add(f"icmp eq i64 {self.load('%w', WARP_STATE['pending'])}, 0")
         self.say(f"br i1 {alone}, label %{direct}, label %{apart}")
         self.begin(apart)
-        self.push(pc, self.mask)
+        self.push(self.block_at(pc), self.mask)
         self.say("br label %dispatch")
 
     def branch(self, i: PtxInstruction, there: int, here: int, taken: str, rest: str) -> None:
@@ -294,8 +299,8 @@ class KernelText(WarpText):
         self.begin(both)
         self.count("%parted", len(self.parting), "1")
         self.parting.append(i)
-        self.push(there, taken)
-        self.push(here, rest)
+        self.push(self.block_at(there), taken)
+        self.push(self.block_at(here), rest)
         self.say("br label %dispatch")
 
     def again(self, there: int, i: PtxInstruction) -> None:
@@ -319,7 +324,7 @@ class KernelText(WarpText):
             both = self.add(f"and i1 {parted}, {self.add(f'icmp ne i32 {rest}, 0')}")
             self.count("%parted", len(self.parting), self.add(f"zext i1 {both} to i64"))
             self.parting.append(i)
-            self.push(here, rest)
+            self.push(self.block_at(here), rest)
         self.say("br label %dispatch")
 
     # -- the whole ------------------------------------------------------------------------------------------------------
@@ -342,7 +347,7 @@ class KernelText(WarpText):
 
     def texts(self) -> tuple[str, Sequence[str], str]:
         """Returns the texts from which `machine_code.Compiler.function` makes the kernel."""
-        cases = " ".join(f"i64 {k}, label %block{k}" for k in self.number.values())
+        cases = " ".join(f"i64 {k}, label %block{k}" for k in (*self.number.values(), *self.behind.values()))
         body = "\n".join(self.lines)
         sizes = {name: LAUNCH[name] for name in ("regions", "offs", "parted", "sites", "constants")}
         tables = "\n".join(
