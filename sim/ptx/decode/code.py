@@ -103,7 +103,7 @@ class Code(LiveRegisters):
         found = []
         for plan in self.plans:
             i = plan.instruction
-            float_sum = i.opcode in ("atom", "red") and "add" in i.mods and i.type.kind == "f" and i.type.bits >= 32
+            float_sum = i.opcode in ("atom", "red") and "add" in i.mods and i.type.name in ("f32", "f64")
             others = {"shared", "shared::cta", "shared::cluster", "v2", "v4", "v8"} & set(i.mods)
             if float_sum and not others and not set(plan.written) & self.read_somewhere:
                 found.append(i)

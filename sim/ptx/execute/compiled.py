@@ -25,7 +25,7 @@ import numpy as np
 from ..decode.access import CACHE
 from ..decode.code import Code
 from ..decode.registry import ENVIRONMENT, KEEP, Arg, WarpBarrier
-from ..memory.sums import MOST_WAITING
+from ..memory.open_sums import MOST_WAITING
 from ..order import moments
 from ..order.history import Launches
 from ..order.races import Races
@@ -121,7 +121,7 @@ class CompiledLaunch:
         self.memory: list[Array] = []
         sites = enumerate(self.kernel.sites)
         self.sums = [at for at, site in sites if site.space == "global" and site.instruction in machine.code.open_sums]
-        """The sites of floating-point sums whose order is that of `memory.sums`."""
+        """The sites of floating-point sums whose order is that of `memory.open_sums`."""
         self.added = 0
         self.segments = [one for one in machine.memory.segments.values() if one.space in ("global", "const", "param") and one.size]
         self.table = np.zeros(len(LAUNCH), np.int64)

@@ -122,7 +122,7 @@ def parameter(text: WarpText, plan: Plan, i: PtxInstruction, type_: PtxType, reg
 
 
 def update(text: WarpText, plan: Plan, i: PtxInstruction, space: str, given: str) -> None:
-    """Adds an atomic access whose order among those of other lanes does not matter, or is that of `memory.sums`."""
+    """Adds an atomic access whose order among those of other lanes does not matter, or is that of `memory.open_sums`."""
     type_ = i.type
     how = next((mod for mod in i.mods if mod in ATOMICS), "")
     used = bool(plan.writes) and plan.writes[0].operand != SINK and set(plan.written) & text.code.read_somewhere

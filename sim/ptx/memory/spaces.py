@@ -21,7 +21,7 @@ from ..state.findings import Findings
 from ..state.lane_sets import LaneSet, Wave, wavefronts
 from ..state.segments import PAGE, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Pages, Segment
 from ..text.syntax import ELEMENT, Array, PtxInstruction
-from .sums import WaitingSums
+from .open_sums import WaitingSums
 from .swizzles import Swizzles
 
 SHARED_WINDOW = 1 << 56
