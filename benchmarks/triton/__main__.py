@@ -35,6 +35,8 @@ def run(name: str, entry: dict[str, Any], checkout: Path, device: str, faults: b
         environment = os.environ | {"MPLBACKEND": "agg", "PYTHONPATH": os.pathsep.join(paths)}
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         found = json.loads(out.read_text()) if out.exists() else {}
+    if "❌" in done.stdout:  # some tutorials print their verdicts
+        found["error"] = [line for line in done.stdout.splitlines() if "❌" in line]
     if done.returncode:
         found["error"] = done.stderr.strip().splitlines()[-1:] or ["killed"]
     return found
