@@ -156,3 +156,14 @@ def test_matrices_of_shared_memory(copies: ptx.Module, monkeypatch: pytest.Monke
     args = [RNG.integers(0, 2**32, (192, 4)).astype(np.uint32), np.zeros(192, np.uint32), np.int32(fault)]
     _, findings = both(copies, monkeypatch, "matrices", 3, 64, args, fault == 0)
     assert bool(findings) == (fault > 0)
+
+
+def test_the_sums_of_a_chip_are_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch that asks for them leaves the kernel to compiled code in others."""
+    text, counts = product("m16n8k16", "f32", "f16", False)
+    module, ran, own = ptx.Module.from_ptx(text), [], launches.run_compiled
+    monkeypatch.setattr(launches, "run_compiled", lambda *given: ran.append(own(*given)) or ran[-1])
+    monkeypatch.setenv("CUPYFLASH_ENGINE", "llvm")
+    for chip in ("H100", None):
+        module.launch("k", 1, 64, [words("f16", sum(counts), False), np.zeros((counts[2], 64), np.uint32)], tensor_cores=chip)
+    assert ran == [False, True]

@@ -371,9 +371,7 @@ def plain(i: PtxInstruction) -> bool:
 def covers(machine: PtxMachine) -> bool:
     """True if compiled code may run a kernel, as far as its accesses and registers are concerned."""
     code = machine.code
-    if machine.tensor_cores is not None and any(i.opcode == "mma" for i in code.instructions):
-        return False
-    if code.sharing.guesses or code.sharing.narrow or code.spins or not machine.setup.approximate:
+    if code.sharing.guesses or code.sharing.narrow or code.spins:
         return False
     accesses = (i for i in code.instructions if i.opcode in OPCODES and space_of(i) not in PRIVATE)
     return all(map(plain, accesses))
@@ -442,9 +440,11 @@ def run_compiled(machine: PtxMachine, segments: list[Segment], races: Races | No
     `races`: the detector, in a launch of a history, to which all accesses are told. Raises ImportError without llvmlite.
     """
     setup = machine.setup
-    plain = setup.seed is None and setup.on_barrier is None and setup.limits.max_instructions is None
+    plain = setup.seed is None and setup.on_barrier is None and setup.limits.max_instructions is None and setup.approximate
     memory = machine.memory
     if not plain or memory.observer is not None or setup.geometry.cluster_blocks > 1 or memory.reserved or machine.code.whole_grid:
+        return False
+    if setup.tensor_cores is not None and any(i.opcode == "mma" for i in machine.code.instructions):
         return False
     launches = None if races is None else races.launches
     if launches is not None and not knows_order(machine.code, launches, segments):
