@@ -104,7 +104,7 @@ def measure(call: Callable[[], object]) -> dict[str, float]:
     spent = [0.0]
     own = machine_code.Compiler.compiled
 
-    def compiled(compiler: machine_code.Compiler, unit: machine_code.Unit) -> bytes:
+    def compiled(compiler: machine_code.Compiler, unit: machine_code.CompiledUnit) -> bytes:
         began = time.process_time()
         code = own(compiler, unit)
         spent[0] += time.process_time() - began

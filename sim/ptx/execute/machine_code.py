@@ -23,7 +23,7 @@ DEFINED = re.compile(r"define internal ([^@]*)@([\w.]+)(\([^{]*?\))\s*(noinline|
 NAMED = re.compile(r"@([\w.]+)")
 
 
-class Unit(NamedTuple):
+class CompiledUnit(NamedTuple):
     """A text that becomes an object file, and the name by which it is known.
 
     `optimised`: LLVM takes its time for a function that is compiled once, and is most of what a kernel does; a kernel's own text
@@ -35,7 +35,7 @@ class Unit(NamedTuple):
     optimised: bool
 
 
-def units(own: str, shared: Sequence[str], declared: str) -> Iterator[Unit]:
+def units(own: str, shared: Sequence[str], declared: str) -> Iterator[CompiledUnit]:
     """Yields the units of a kernel, `own` last: `@stretch` becomes its name. Each of the `shared` texts may call those before it;
     `declared` are declarations that all of them need.
     """
@@ -70,10 +70,10 @@ def units(own: str, shared: Sequence[str], declared: str) -> Iterator[Unit]:
                 known[name] = fresh, f"declare {result}@{fresh}{' '.join(parameters.split())}"
                 made = re.sub(rf"define internal ([^@]*)@{re.escape(name)}\(", rf"define \1@{fresh}(", made)
                 made = re.sub(rf"@{re.escape(name)}\(", f"@{fresh}(", made)
-        yield Unit(key, made + declared, True)
+        yield CompiledUnit(key, made + declared, True)
     made = whole(own)
     key = hashlib.sha256(made.encode()).hexdigest()[:40]
-    yield Unit(f"stretch_{key}", made.replace("@stretch(", f"@stretch_{key}(") + declared, False)
+    yield CompiledUnit(f"stretch_{key}", made.replace("@stretch(", f"@stretch_{key}(") + declared, False)
 
 
 class Compiler:
@@ -110,7 +110,7 @@ class Compiler:
         found: int = self.engine.get_function_address(name)
         return found
 
-    def code(self, unit: Unit) -> bytes:
+    def code(self, unit: CompiledUnit) -> bytes:
         """Returns the object file of a unit."""
         key = hashlib.sha256(f"{self.version}\n{unit.optimised}\n{unit.text}".encode()).hexdigest()[:40]
         path = None if self.folder is None else self.folder / f"{key}.o"
@@ -121,7 +121,7 @@ class Compiler:
                 keep(path, found)
         return found
 
-    def compiled(self, unit: Unit) -> bytes:
+    def compiled(self, unit: CompiledUnit) -> bytes:
         llvm = self.llvm
         module = llvm.parse_assembly(unit.text)
         module.verify()

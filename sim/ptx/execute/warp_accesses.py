@@ -35,7 +35,7 @@ def target(i: PtxInstruction) -> tuple[str, PtxType, tuple[Operand, ...], Arg, i
     return space, i.type, (i.operands[0] if returns else SINK,), *address_arg(i.operands[int(returns)], space)
 
 
-class Placed(NamedTuple):
+class PlacedAccess(NamedTuple):
     """An access that was looked at: the distance from addresses to host memory, its form, and the addresses of all lanes."""
 
     host: str
@@ -55,7 +55,7 @@ def active(text: WarpText, mask: str | None) -> str:
     return text.mask if mask is None else text.add(f"and i32 {text.bits(mask)}, {text.mask}")
 
 
-def place(text: WarpText, site: AccessSite, here: str, addresses: str) -> Placed:
+def place(text: WarpText, site: AccessSite, here: str, addresses: str) -> PlacedAccess:
     """Looks at an access of the lanes `here`; gives up if it is anything but plain."""
     name = site.space, site.kind, site.size
     text.helpers.add(("access", *name))
@@ -65,7 +65,7 @@ def place(text: WarpText, site: AccessSite, here: str, addresses: str) -> Placed
     answer = text.add(f"call {{i64, i32}} @{access_name(*name)}({given})")
     host, form = (text.add(f"extractvalue {{i64, i32}} {answer}, {k}") for k in range(2))
     text.fail_if(text.add(f"icmp slt i32 {form}, 0"))
-    return Placed(host, form, addresses)
+    return PlacedAccess(host, form, addresses)
 
 
 def access(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
@@ -147,7 +147,7 @@ def once(text: WarpText, i: PtxInstruction) -> bool:
 # -- matrices ---
 
 
-def matrix_rows(text: WarpText, i: PtxInstruction, memory: Operand, space: str, count: int) -> Placed:
+def matrix_rows(text: WarpText, i: PtxInstruction, memory: Operand, space: str, count: int) -> PlacedAccess:
     """Looks at the rows of `count` matrices in shared memory, one a lane, 16 bytes each."""
     if space != "shared":
         raise NoCode

@@ -14,7 +14,7 @@ from ..state.lane_sets import WARP
 from ..text.syntax import TYPES, Imm, PtxInstruction, Reg
 from .vectors import LaneValue, NoCode, scalar, splat, vector
 from .warp_accesses import copied, loaded_matrices
-from .warp_matrices import FACTORS, Product
+from .warp_matrices import FACTORS, WarpProduct
 from .warp_text import WarpText
 
 LANES = f"<{', '.join(f'i32 {n}' for n in range(WARP))}>"
@@ -145,7 +145,7 @@ def multiplied(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
         raise NoCode
     flushing = text.code.base_mode == FLUSH and d_type != "s32"
     m, n, k = lengths(shape)
-    product = Product(m, n, k, d_type, a_type, b_type, flushing)
+    product = WarpProduct(m, n, k, d_type, a_type, b_type, flushing)
     text.helpers.add(("product", *product))
     a_count, b_count, _ = product.registers()
     for number, arg in enumerate(plan.reads):

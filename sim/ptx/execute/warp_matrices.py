@@ -39,7 +39,7 @@ define internal i32 @{name}(ptr %factors, ptr %sums) noinline {{
 """
 
 
-class Product(NamedTuple):
+class WarpProduct(NamedTuple):
     """A product of matrices: lengths, types of C and D, A, B; `flushing`: the kernel flushes subnormal numbers, mma does not."""
 
     m: int
@@ -63,7 +63,7 @@ class Product(NamedTuple):
 class ProductText(Text):
     """The function of a product: `%factors` are the registers of A and B, `%sums` those of the product, in memory."""
 
-    def __init__(self, shape: Product):
+    def __init__(self, shape: WarpProduct):
         super().__init__()
         self.shape = shape
 
@@ -157,5 +157,5 @@ class ProductText(Text):
 
 
 def product(*shape: object) -> str:
-    """Returns the function of a product; `shape`: the fields of `Product`."""
-    return ProductText(Product(*shape)).text()  # type: ignore[arg-type]
+    """Returns the function of a product; `shape`: the fields of `WarpProduct`."""
+    return ProductText(WarpProduct(*shape)).text()  # type: ignore[arg-type]
