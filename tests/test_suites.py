@@ -124,7 +124,7 @@ PUBLIC = {
     *("attention", "attention_backward", "attention_varlen", "attention_varlen_backward", "warmup", "execute_backward"),
     *("attention_decode", "warmup_decode", "execute_decode", "execute_varlen", "execute_varlen_backward"),
     *("ring_attention", "ring_attention_backward", "ring_attention_varlen", "ring_attention_varlen_backward", "options_asked"),
-    *("Problem.__init__", "profile", "Module.launch"),
+    *("Problem.__init__", "profile", "Module.launch", "plan_varlen_backward"),
     # other libraries' functions, with the parameters that they have there
     *("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "flex_attention", "dot_product_attention"),
     "fused",  # a kernel of Triton, whose tensors come one by one with their strides

@@ -55,6 +55,6 @@ def test_the_blocks_run_and_claim_the_truth(tmp_path: Path) -> None:
 
 def test_the_table_has_the_figures_on_record() -> None:
     shown = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "triton"), "--table"], capture_output=True, text=True, timeout=600
+        [sys.executable, str(ROOT / "benchmarks" / "triton_kernels"), "--table"], capture_output=True, text=True, timeout=600
     )
     assert shown.stdout.count("\n") > 5 and shown.stdout in (ROOT / PAGE).read_text(), shown.stdout + shown.stderr

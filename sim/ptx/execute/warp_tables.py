@@ -100,7 +100,9 @@ class ShadowRow(NamedTuple):
         """`numbers`: the launch is one of a history, in which later ones ask for the instructions."""
         sharing = code.sharing
         copies = any(i.opcode == "cp" for i in code.instructions)
-        return cls(min([WIDEST, *sharing.global_granules.values()]), sharing.shared_granule, sharing.atomics, numbers, copies)
+        # Nobody asks for the granules of what is only read, unless other launches may write it.
+        widths = (width for place, width in sharing.global_granules.items() if numbers or place == "*" or sharing.writes(place))
+        return cls(min([WIDEST, *widths]), sharing.shared_granule, sharing.atomics, numbers, copies)
 
     @property
     def words(self) -> int:

@@ -1,6 +1,6 @@
 """Eight kernels of Liger-Kernel (pip install --no-deps liger-kernel), forward and backward, on the PTX machine beside PyTorch.
 
-    python benchmarks/triton/liger.py [DEVICE]
+    python benchmarks/triton_kernels/liger.py [DEVICE]
 
 A line each: the largest difference from PyTorch's CPU results in float32, of outputs and gradients; launches; findings; seconds of
 processor time, compiling included.

@@ -1,7 +1,7 @@
 """Triton's official tutorials on the PTX machine, from a checkout of Triton: their own asserts, and seeded faults.
 
-    python benchmarks/triton --triton CHECKOUT [--only NAME] [--device NAME] [--faults] [--write]
-    python benchmarks/triton --table
+    python benchmarks/triton_kernels --triton CHECKOUT [--only NAME] [--device NAME] [--faults] [--write]
+    python benchmarks/triton_kernels --table
 
 Each tutorial runs unmodified in a process of its own, by `simulated_triton` with findings kept. `tutorials.toml` says what runs of
 each: a program's own main part, or some cases of its tests, and what is too large. `--faults` takes each barrier of a block, one
