@@ -579,8 +579,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{told}; {len(fresh)} compiled, the others clean by {kept.path.name}, {time.perf_counter() - start:.0f} s")
     if wrong:
         print("\n".join(["not as it was kept (--write keeps what it is now):", *wrong]))
-    few = [needs for _, needs in dirty if arguments.nvrtc and not needs.remarks and needs.stack_bytes + needs.spill_bytes <= FEW_BYTES]
-    return 1 if len(few) < len(dirty) or wrong else 0
+    few = [needs for _, needs in dirty if not needs.remarks and needs.stack_bytes + needs.spill_bytes <= FEW_BYTES]
+    return 1 if wrong or len(dirty) > (len(few) if arguments.nvrtc else 0) else 0
 
 
 if __name__ == "__main__":
