@@ -121,7 +121,7 @@ DECODE_CALLS: tuple[tuple[dict[str, Any], Cache], ...] = (
     ({"padded": False}, Cache()),
     ({"causal": True, "scale": -1.0}, Cache(appended=20, page_size=256, pages=400, tree=True)),
 )
-FEW_BYTES = 64
+FEW_BYTES = 32
 """Bytes of stack and spills that another compiler than ours may need."""
 
 # Of the programs whose account is known, one in so many is compiled all the same.

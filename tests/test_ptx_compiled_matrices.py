@@ -111,7 +111,7 @@ def test_nan_is_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sums_have_one_order_on_every_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where BLAS adds in another order, NumPy adds the products one after the other; compiled code likewise."""
+    """NumPy adds the products one after the other if BLAS has another order; compiled code likewise."""
     a, b = (RNG.standard_normal((9, rows, 16)).astype(np.float16).astype(np.float32) for rows in (16, 8))
     found = []
     for own in (sums_in_order, lambda *_: False):

@@ -33,7 +33,7 @@ HALVES = (
     *("add.f16x2 {d}, %h0, %h1;", "fma.rn.f16x2 {d}, %h0, %h1, %h0;", "mul.bf16x2 {d}, %h0, %h1;", "max.f16x2 {d}, %h0, %h1;"),
     *("cvt.rn.bf16x2.f32 {d}, {x}, {y};", "neg.f16x2 {d}, %h1;", "fma.rn.bf16x2 {d}, %h0, %h1, %h1;", "sub.f16x2 {d}, %h1, %h0;"),
 )
-"""Of pairs below 1: other bits may be NaN."""
+"""Arithmetic of pairs below 1: other bits may be NaN."""
 
 
 @dataclass

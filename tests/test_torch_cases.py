@@ -53,7 +53,7 @@ SHAPES = [*product((2, 1), (HEADS, 1), (18, 1), (23, 1)), (18, 23), (1, 23), (18
 
 @pytest.mark.parametrize(("dtype", "of_mask"), [(HALF, torch.bool), (HALF, HALF), (BRAIN, torch.float32)])
 def test_masks_of_every_shape_that_broadcasts(dtype: Any, of_mask: Any) -> None:
-    """Of bool, of numbers, of float32 beside half types; rows that see no key are zeros."""
+    """Masks of bool, of numbers, of float32 beside half types; rows that see no key are zeros."""
     tensors = drawn(*[(2, HEADS, n, D) for n in (18, 23, 23)], dtype=dtype)
     for seed, shape in enumerate(SHAPES if of_mask == torch.bool else SHAPES[::3]):
         (mask,) = drawn(shape, seed=seed)

@@ -35,7 +35,7 @@ block.
 """
 
 REDUCED_BARRIER = 1 << 8
-"""What the number of a barrier that reduces has more."""
+"""A barrier that reduces has its number and this."""
 
 COPY_SLOTS, COPY_WORDS, COPY_ADDRESSES = 256, 40, 8
 """Asynchronous copies of a warp that may be pending at once, a power of two; numbers of a record, the first of its addresses."""

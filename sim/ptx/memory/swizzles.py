@@ -305,7 +305,7 @@ def decode(data: bytes) -> tuple[Description, int] | None:
 
 
 PLACES = {"global_dim": (0, 1), "global_stride": (5, 0), "box_dim": (9, 1), "element_stride": (14, 0), "rank": (19, -1)}
-"""Of fields that a kernel may replace: the place of the first among a map's numbers, and what they are less than it gives them."""
+"""Fields that a kernel may replace: the place of the first among a map's numbers, and what they are less than it gives them."""
 
 
 def replaced(data: bytes, field: str, ordinal: int, value: int) -> bytes | str:
