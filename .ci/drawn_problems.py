@@ -15,6 +15,7 @@ import numpy as np
 from accounts import given
 
 from cupyflash import Device, Mask, Problem, Score, plan
+from cupyflash.basics import Array, Report
 from cupyflash.device import PEAK_DTYPES
 from cupyflash.multiprocessor import Multiprocessor, clock_rate, mma_rate, occupancy, tensor_rate
 from cupyflash.request.options import OPTIONS, VECTORS, BlockMask, Options, Pattern
@@ -112,7 +113,7 @@ def options(
     def some(chance: float = 0.25) -> bool:
         return rng.random() < chance
 
-    chosen: dict[str, Any] = {name: some() for name in ("causal", "bias", *VECTORS, "padded")}
+    chosen: Report = {name: some() for name in ("causal", "bias", *VECTORS, "padded")}
     if chosen["padded"] and some(0.5):
         chosen["key_lengths"] = tuple(rng.randint(0, n_k) for _ in range(batch))
     if some():
@@ -138,7 +139,7 @@ def options(
     return Options(**taken)
 
 
-def patches(rng: random.Random, batch: int, heads: int, rows: int, cols: int) -> np.ndarray:
+def patches(rng: random.Random, batch: int, heads: int, rows: int, cols: int) -> Array:
     """An array of bool of which some parts are alike."""
     of = np.random.default_rng(rng.randrange(99)).random(
         (rng.choice([1, batch]), rng.choice([1, heads]), rows // 40 + 1, cols // 40 + 1)
@@ -214,7 +215,7 @@ def packed(rng: random.Random, kind: str) -> Schedule:
     most = whole.seqlen_q + (rng.random() < 0.02), whole.seqlen_k
     lengths = tuple((rng.randint(0, most[0]), rng.randint(0, most[1])) for _ in range(whole.batch)) if rng.random() < 0.7 else None
     totals = None if lengths or rng.random() < 0.5 else (whole.batch * whole.seqlen_q, whole.batch * whole.seqlen_k // 2)
-    known: dict[str, Any] = {"totals": totals}
+    known: Report = {"totals": totals}
     if whole.options.mask_function and lengths and max(most) < 400 and rng.random() < 0.7:
         known["patterns"] = tuple(Pattern.of(patches(rng, 1, whole.heads, *each)) for each in lengths)
     if backward:
@@ -252,7 +253,7 @@ def other(rng: random.Random) -> Schedule:
     return DropoutMaskSchedule((rng.randint(1, 3), rng.randint(1, 9), length(rng), length(rng)), chip(rng, False))
 
 
-def limits(rng: random.Random) -> dict[str, Any]:
+def limits(rng: random.Random) -> Report:
     """The limits and rates of a chip, and the occupancy by a few kernels."""
     device = chip(rng, False)
     kernels = [
@@ -269,9 +270,9 @@ def limits(rng: random.Random) -> dict[str, Any]:
     return found | own | {"occupancy": [[each.limits, each.blocks, each.fraction, each.limited_by] for each in held]}
 
 
-def said(schedule: Schedule) -> dict[str, Any]:
+def said(schedule: Schedule) -> Report:
     """All that a schedule says: launches, what may replace them, room, tiles of masks, bytes, moves."""
-    found: dict[str, Any] = {
+    found: Report = {
         "device": schedule.device.name,
         "workspaces": repr(schedule.workspaces()),
         "bytes": schedule.workspace_bytes,
@@ -310,7 +311,7 @@ def launch(schedule: Schedule, kernel: Any) -> list[Any]:
     return [kernel.name, *ways, getattr(schedule, "sharing", lambda _: None)(kernel.name)]
 
 
-def tried(name: str, figures: Callable[[], Any]) -> dict[str, Any]:
+def tried(name: str, figures: Callable[[], Any]) -> Report:
     """Figures, or the reason why there are none."""
     try:
         return {name: figures()}
@@ -318,12 +319,12 @@ def tried(name: str, figures: Callable[[], Any]) -> dict[str, Any]:
         return {name: f"{type(error).__name__}: {error}"}
 
 
-def models(schedule: Schedule) -> dict[str, Any]:
+def models(schedule: Schedule) -> Report:
     """The candidates that a schedule chose from, with its blocks and with any, and what models say of them."""
     if not isinstance(schedule, TileSchedule):
         return {}
     p, device, blocks = schedule.problem, schedule.device, schedule.blocks
-    found: dict[str, Any] = {}
+    found: Report = {}
 
     def candidates(*ways: Callable[[], Any]) -> list[Any]:
         return [vars(each) for way in ways for each in way()]
@@ -351,7 +352,7 @@ def models(schedule: Schedule) -> dict[str, Any]:
     return found
 
 
-def drawn(kind: str, number: int) -> dict[str, Any]:
+def drawn(kind: str, number: int) -> Report:
     """The figures of a random problem of a kind; of one that nothing runs, the reason."""
     rng = random.Random(f"{kind} {number}")  # a text gives the same numbers in each process
     try:
@@ -369,7 +370,7 @@ def drawn(kind: str, number: int) -> dict[str, Any]:
         return {"refused": f"{type(error).__name__}: {error}"}
 
 
-def problems() -> Iterator[tuple[str, str, dict[str, Any]]]:
+def problems() -> Iterator[tuple[str, str, Report]]:
     """The line, number and figures of each random problem: a line of each kind, then the next of each."""
     for line in range(max(LINES.values())):
         for kind in (kind for kind, lines in LINES.items() if line < lines):

@@ -25,6 +25,7 @@ from timing import DeviceLost, Effort, Pass, Session
 
 import cupyflash
 from cupyflash import Device
+from cupyflash.basics import Report, Values
 from cupyflash.schedules import Kernel, TileSchedule
 from cupyflash.sim.clock.measured import read
 from cupyflash.sim.clock.planned import clocks
@@ -39,7 +40,7 @@ INTERRUPTED = 130  # exit status, as a shell has it
 Extras = Mapping[str, Callable[[float], Any]]
 
 
-def surroundings(device: Device, versions: Callable[[], Any]) -> dict[str, Any]:
+def surroundings(device: Device, versions: Callable[[], Any]) -> Report:
     """The subject of a run: device, versions, commit; nothing that names a user or a machine."""
     return {
         "device": {**{each.name: getattr(device, each.name) for each in fields(device)}, "tensor_peak": dict(device.tensor_peak)},
@@ -52,7 +53,7 @@ def surroundings(device: Device, versions: Callable[[], Any]) -> dict[str, Any]:
     }
 
 
-def first(found: Mapping[str, Any]) -> Any:
+def first(found: Values) -> Any:
     """The value that was found, or the error."""
     return found.get("value", found.get("error"))
 
@@ -85,12 +86,12 @@ def host_seconds(session: Session) -> dict[str, float]:
     return {"seconds": median, "spread_s": upper - lower}
 
 
-def failed(rows: Sequence[Mapping[str, Any]]) -> bool:
+def failed(rows: Sequence[Values]) -> bool:
     """True if one of ours is wrong, or raised an error other than too little memory."""
     return any(row["ours"] and (row.get("right") is False or "MemoryError" not in row.get("error", "MemoryError")) for row in rows)
 
 
-def run(session: Session, cases: Sequence[Case], header: Mapping[str, Any], extras: Extras) -> int:
+def run(session: Session, cases: Sequence[Case], header: Values, extras: Extras) -> int:
     """Everything, and the exit status; the last line says how it ended."""
     records, budget, reason, status = session.records, session.budget, "done", 0
     try:
@@ -129,13 +130,13 @@ def run(session: Session, cases: Sequence[Case], header: Mapping[str, Any], extr
 Variants = Callable[[Device, list[Case]], Iterator[tuple[Mapping[str, Any], TileSchedule]]]
 
 
-def modelled(simulated: bool, variants: Variants) -> Callable[[float], list[dict[str, Any]]]:
+def modelled(simulated: bool, variants: Variants) -> Callable[[float], list[Report]]:
     """The extra that asks the clock (docs/clock.md) about the most important cases' `variants`, each with its name's fields.
 
     It returns these with `model_seconds`, as many as can be computed in its seconds; RuntimeError without NVIDIA's disassemblers.
     """
 
-    def predictions(seconds: float) -> list[dict[str, Any]]:
+    def predictions(seconds: float) -> list[Report]:
         device = Simulated().device if simulated else Device.current()
         asked = islice(variants(device, [TINY]), 1) if simulated else variants(device, chosen(device, quick=True))
         found, begun = [], time.monotonic()
@@ -207,6 +208,6 @@ def main(
     return status
 
 
-def show(line: Mapping[str, Any]) -> None:
+def show(line: Values) -> None:
     print(f"left out: {len(line['cases'])} cases" if "cases" in line else report.line(line), flush=True)
     sys.stdout.flush()

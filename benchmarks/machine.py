@@ -24,6 +24,7 @@ from records import attempt, told
 
 from cupyflash import Device, simulated_device
 from cupyflash.arrays import numpy_dtype
+from cupyflash.basics import Report
 
 Call = Callable[[], Any]
 FILL_BYTES = 1 << 29
@@ -71,11 +72,11 @@ class Machine(ABC):
         """Bytes that are free."""
         return math.inf
 
-    def clocks(self) -> dict[str, Any]:
+    def clocks(self) -> Report:
         """MHz, degrees Celsius and watts as they are now."""
         return {}
 
-    def versions(self) -> dict[str, Any]:
+    def versions(self) -> Report:
         """Driver, CUDA and the libraries that take part."""
         return library_versions()
 
@@ -183,7 +184,7 @@ class Gpu(Machine):
     def memory(self) -> float:
         return float(self.cupy.cuda.runtime.memGetInfo()[0])
 
-    def clocks(self) -> dict[str, Any]:
+    def clocks(self) -> Report:
         if self._nvml is None:
             self._nvml = Nvml(self.cupy.cuda.Device(self.ordinal).pci_bus_id)
         return self._nvml.read()
@@ -198,7 +199,7 @@ class Gpu(Machine):
         dtype = getattr(self._torch, arrays[0].dtype.name)
         return Torch(self._torch, [self._torch.from_dlpack(array.view(bits)).view(dtype) for array in arrays])
 
-    def versions(self) -> dict[str, Any]:
+    def versions(self) -> Report:
         versions = gpu_versions()
         return versions | ({"torch": f"{versions['torch']}, not used: {self._without_torch}"} if self._without_torch else {})
 
@@ -214,7 +215,7 @@ def _torch() -> tuple[Any, str | None]:
     return (torch, None) if torch.cuda.is_available() else (None, "it finds no GPU")
 
 
-def gpu_versions() -> dict[str, Any]:
+def gpu_versions() -> Report:
     """Versions that can be had without using the GPU."""
     import cupy
     from cupy.cuda import nvrtc
@@ -291,9 +292,9 @@ class Nvml:
         failed = self._library.nvmlDeviceGetFieldValues(self._handle, 1, ctypes.byref(field)) or field.status
         return None if failed else int(field.value & 0xFFFFFFFF)
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> Report:
         """None for what the GPU does not tell. `throttle`: bits of NVML's reasons for a lower clock."""
-        found: dict[str, Any] = {
+        found: Report = {
             name: self._asked(self._library.nvmlDeviceGetClockInfo, ctypes.c_uint(), kind) for name, kind in NVML_CLOCKS.items()
         }
         found["celsius"] = self._asked(self._library.nvmlDeviceGetTemperature, ctypes.c_uint(), 0)

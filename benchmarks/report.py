@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import checkout  # noqa: F401
 
 # isort: split
+from cupyflash.basics import Values
 from cupyflash.sim.clock.measured import read
 
 CASE = ("pass", "dtype", "d", "n", "causal")
@@ -26,7 +27,7 @@ def heading(what: str) -> str:
     return DECODE_HEAD if what == "decode" else HEAD
 
 
-def line(row: Mapping[str, Any]) -> str:
+def line(row: Values) -> str:
     """A measurement, of decoding too."""
     if "kv_heads" in row:
         group, digits = row["heads"] // row["kv_heads"], 4
@@ -45,7 +46,7 @@ def line(row: Mapping[str, Any]) -> str:
     return f"{case}{times}{rates}{off(row):>9}{''.join(doubts(row))}"
 
 
-def ring_line(row: Mapping[str, Any]) -> str:
+def ring_line(row: Values) -> str:
     """A measurement over ranks, beside one device."""
     case, modelled = row["case"], row["predicted"]["efficiency"] or 0
     wrong = "" if row["right"] else f"  WRONG: {row['apart']:.1e} apart"
@@ -55,13 +56,13 @@ def ring_line(row: Mapping[str, Any]) -> str:
     )
 
 
-def off(row: Mapping[str, Any]) -> str:
+def off(row: Values) -> str:
     """The largest of its errors."""
     errors = row.get("rms") or {}
     return "" if not errors else "inf" if None in errors.values() else f"{max(errors.values()):.1e}"
 
 
-def doubts(row: Mapping[str, Any]) -> Iterator[str]:
+def doubts(row: Values) -> Iterator[str]:
     """The objections to a figure."""
     if row.get("right") is False:
         yield f"  WRONG (at most {row['bound']:.1e})"
@@ -71,7 +72,7 @@ def doubts(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"  host not hidden ({row['host_seconds'] * 1e6:.0f} us)"
 
 
-def ratios(rows: Sequence[Mapping[str, Any]], default: str) -> Iterator[str]:
+def ratios(rows: Sequence[Values], default: str) -> Iterator[str]:
     """The ratio, for each case, of `default`'s TFLOP/s to those of the best other implementation that is right too."""
     for case in dict.fromkeys(map(problem_of, rows)):
         good = [row for row in rows if problem_of(row) == case and "tflops" in row and row["right"] is not False]
@@ -82,7 +83,7 @@ def ratios(rows: Sequence[Mapping[str, Any]], default: str) -> Iterator[str]:
             yield f"{case_of(mine)}: {default} has {share:.2f} of the {unit} of {best['implementation']}"
 
 
-def problem_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def problem_of(row: Values) -> tuple[Any, ...]:
     """The fields that rows of the same case share."""
     return tuple(row.get(name) for name in (*CASE, "batch", "heads", "kv_heads"))
 
@@ -90,7 +91,7 @@ def problem_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
 MODEL = "clock model"  # the extra that has the model's seconds
 
 
-def against(rows: Sequence[Mapping[str, Any]], modelled: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def against(rows: Sequence[Values], modelled: Sequence[Values]) -> Iterator[str]:
     """The clock model's times beside the measured ones, for cases that have both."""
     measured = {(*(row[name] for name in CASE), row["implementation"]): row for row in rows if "tflops" in row}
     for said in modelled:
@@ -101,16 +102,16 @@ def against(rows: Sequence[Mapping[str, Any]], modelled: Sequence[Mapping[str, A
             yield f"{case_of(said)}: {said['implementation']}: {both}"
 
 
-def case_of(row: Mapping[str, Any]) -> str:
+def case_of(row: Values) -> str:
     if "kv_heads" in row:
         group = row["heads"] // row["kv_heads"]
         return f"{row['dtype']}, d {row['d']}, batch {row['batch']}, cache {row['n']}, {group} query heads a key head"
     return f"{row['dtype']}, d {row['d']}, N {row['n']}{', causal' if row['causal'] else ''}"
 
 
-def summary(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def summary(lines: Iterable[Values]) -> Iterator[str]:
     """The whole report of a file."""
-    measured: list[Mapping[str, Any]] = []
+    measured: list[Values] = []
     default = ""
     for each in lines:
         kind = each["kind"]

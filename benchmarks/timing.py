@@ -18,6 +18,7 @@ from machine import Call, Machine, Sample, Simulated
 from records import Budget, Records, attempt, told
 
 from cupyflash import Device
+from cupyflash.basics import Report, Values
 from cupyflash.schedules import Kernel
 
 
@@ -28,7 +29,7 @@ class Implementation:
     name: str
     call: Call
     ours: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Values = field(default_factory=dict)
 
 
 Implementations = Callable[[Machine, Case, Sequence[Any]], Iterable[Implementation]]
@@ -121,7 +122,7 @@ def refused(device: Device, what: Pass, case: Case, seconds: float) -> str | Non
     return None
 
 
-def judged(machine: Machine, what: Pass, case: Case, out: Any, expected: Sequence[Any]) -> dict[str, Any]:
+def judged(machine: Machine, what: Pass, case: Case, out: Any, expected: Sequence[Any]) -> Report:
     """Each output's relative RMS, its bound, and True if all are within theirs."""
     outs = out if isinstance(out, tuple | list) else (out,)
     pairs = zip(what.outputs, outs, expected, strict=True)
@@ -130,7 +131,7 @@ def judged(machine: Machine, what: Pass, case: Case, out: Any, expected: Sequenc
     return {"rms": errors, "bound": allowed, "right": all(error <= allowed for error in errors.values())}
 
 
-def figures(machine: Machine, what: Pass, case: Case, samples: Sequence[Sample]) -> dict[str, Any]:
+def figures(machine: Machine, what: Pass, case: Case, samples: Sequence[Sample]) -> Report:
     """Median and spread (between the quartiles) of the device's seconds, the host's, and what follows from them."""
     lower, median, upper = statistics.quantiles((each.seconds for each in samples), n=4)
     host, fill = statistics.median(each.host_seconds for each in samples), machine.fill_seconds
@@ -154,16 +155,16 @@ class Session:
     budget: Budget
     effort: Effort
     without: Sequence[str] = ()
-    show: Callable[[Mapping[str, Any]], None] = lambda line: None
+    show: Callable[[Values], None] = lambda line: None
     known: Mapping[str, float] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Report] = field(default_factory=list)
 
     @property
     def sets(self) -> int:
         """The number of sets of inputs."""
         return min(self.effort.sets, self.what.sets or self.effort.sets)
 
-    def write(self, case: Case, implementation: Implementation, found: Mapping[str, Any]) -> None:
+    def write(self, case: Case, implementation: Implementation, found: Values) -> None:
         named = {"implementation": implementation.name, "ours": implementation.ours, **implementation.facts}
         row = {"pass": self.what.name, **asdict(case), **named, **found}
         self.rows.append(row)
@@ -197,7 +198,7 @@ class Entrant:
 
     implementation: Implementation
     calls: Sequence[Call]
-    judged: Mapping[str, Any]
+    judged: Values
     samples: list[Sample] = field(default_factory=list)
 
 
@@ -208,7 +209,7 @@ class Measurement:
     def __init__(self, session: Session, case: Case) -> None:
         self._session, self._machine, self._what, self._case = session, session.machine, session.what, case
         self._entrants: dict[str, Entrant] = {}
-        self._clocks: dict[str, Any] = {}
+        self._clocks: Report = {}
 
     def run(self) -> None:
         sets = [self._what.draw(self._machine, self._case, seed) for seed in range(self._session.sets)]
@@ -227,16 +228,16 @@ class Measurement:
         finally:  # also what was known before the user, or an error, put an end to it
             self._finish()
 
-    def _write(self, implementation: Implementation, found: Mapping[str, Any]) -> None:
+    def _write(self, implementation: Implementation, found: Values) -> None:
         self._session.write(self._case, implementation, found)
 
     def _reference(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         inputs = [self._machine.as_float32(array) for array in arrays[: self._what.inputs]]
         return self._what.reference(self._machine.xp, inputs, self._case.causal)
 
-    def _prepare(self, same: Sequence[Implementation], reference: Mapping[str, Any]) -> None:
+    def _prepare(self, same: Sequence[Implementation], reference: Values) -> None:
         """Compiles, warms up and judges one implementation, here for each set of inputs; one that fails takes no turns."""
-        found: dict[str, Any] = {"right": None, "no_reference": reference.get("error")}
+        found: Report = {"right": None, "no_reference": reference.get("error")}
         try:
             out = same[0].call()
             if "value" in reference:
@@ -250,7 +251,7 @@ class Measurement:
             return
         self._entrants[same[0].name] = Entrant(same[0], [each.call for each in same], found)
 
-    def _fail(self, implementation: Implementation, found: Mapping[str, Any], error: Exception) -> None:
+    def _fail(self, implementation: Implementation, found: Values, error: Exception) -> None:
         self._write(implementation, {**found, "error": told(error)})
         attempt(self._machine.release)
         try:
@@ -288,7 +289,7 @@ class Measurement:
 
     def _finish(self) -> None:
         for each in self._entrants.values():
-            timed: dict[str, Any] = {"error": "not timed"}
+            timed: Report = {"error": "not timed"}
             if len(each.samples) > 1:
                 timed = figures(self._machine, self._what, self._case, each.samples)
             if "gb_s" in timed and "copy_gb_s" in self._session.known:

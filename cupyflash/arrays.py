@@ -15,7 +15,7 @@ from cupyflash.basics import is_number as is_number
 MAX_ALIGNMENT = 16
 
 
-class Array(Protocol):
+class AnyArray(Protocol):
     """The common part of NumPy and CuPy arrays that a problem needs."""
 
     @property
@@ -116,7 +116,7 @@ def row_alignment(array: Any) -> int:
     return int(bits & -bits)
 
 
-def overlaps_itself(array: Array) -> bool:
+def overlaps_itself(array: AnyArray) -> bool:
     """True if elements may share bytes: each stride, in order of size, must step over everything that the smaller ones reach."""
     reach = array.dtype.itemsize
     for stride, length in sorted((abs(stride), length) for length, stride in zip(array.shape, array.strides, strict=True)):
@@ -127,13 +127,13 @@ def overlaps_itself(array: Array) -> bool:
     return False
 
 
-def require_places(name: str, array: Array, what: str = "element") -> None:
+def require_places(name: str, array: AnyArray, what: str = "element") -> None:
     """ValueError for an array to be written whose elements may share bytes."""
     if 0 not in array.shape and overlaps_itself(array):
         raise ValueError(f"{name} must have a place for every {what}, got strides {array.strides} bytes for shape {array.shape}")
 
 
-def check_keys(q: Array, keys: Array, values: Array, names: tuple[str, str] = ("k", "v")) -> None:
+def check_keys(q: AnyArray, keys: AnyArray, values: AnyArray, names: tuple[str, str] = ("k", "v")) -> None:
     """ValueError for keys of another head dimension than q's, and for values that do not go with them."""
     if keys.shape[-1] != q.shape[-1]:
         raise ValueError(f"{names[0]} must have q's head dimension {q.shape[-1]}, got shape {keys.shape}")
@@ -141,7 +141,7 @@ def check_keys(q: Array, keys: Array, values: Array, names: tuple[str, str] = ("
         raise ValueError(f"{names[1]} must have {names[0]}'s shape {keys.shape} but for the last axis, got {values.shape}")
 
 
-def check_operand(name: str, array: Any, q: Array) -> None:
+def check_operand(name: str, array: Any, q: AnyArray) -> None:
     """TypeError or ValueError unless an array has q's number of axes and dtype, and strides that the kernels take."""
     check_array(name, array)
     if array.ndim not in (2, 3, 4):
@@ -155,7 +155,7 @@ def check_operand(name: str, array: Any, q: Array) -> None:
     check_strides(name, array)
 
 
-def last_axis_contiguous(array: Array) -> bool:
+def last_axis_contiguous(array: AnyArray) -> bool:
     """True if neighbours along the last axis are neighbours in memory, or there are none."""
     return not (array.ndim and array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize and 0 not in array.shape)
 
@@ -168,25 +168,25 @@ def check_array(name: str, array: Any) -> None:
         raise TypeError(f"{name} must have its bytes in the machine's own order, got dtype {array.dtype.str}")
 
 
-def require_shape(name: str, array: Array, shape: tuple[int, ...], what: str = "") -> None:
+def require_shape(name: str, array: AnyArray, shape: tuple[int, ...], what: str = "") -> None:
     """ValueError for another shape; `what` describes the right one."""
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}{what}, got {array.shape}")
 
 
-def require_dtype(name: str, array: Array, dtype: Any) -> None:
+def require_dtype(name: str, array: AnyArray, dtype: Any) -> None:
     """TypeError for another type of elements."""
     if array.dtype != dtype:
         raise TypeError(f"{name} must be of dtype {np.dtype(dtype)}, got {array.dtype}")
 
 
-def require_integers(name: str, array: Array) -> None:
+def require_integers(name: str, array: AnyArray) -> None:
     """TypeError for elements that are no integers; those of any width are taken, as 32 bits."""
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be of an integer dtype, got {array.dtype}")
 
 
-def check_strides(name: str, array: Array) -> None:
+def check_strides(name: str, array: AnyArray) -> None:
     size = array.dtype.itemsize
     if any(stride % size for stride in array.strides):
         raise ValueError(f"{name} must have strides in whole elements, got {array.strides} bytes for {array.dtype}")
@@ -194,7 +194,7 @@ def check_strides(name: str, array: Array) -> None:
         raise ValueError(f"{name} must be aligned to its elements of {size} bytes, got one {address(array) % size} bytes off")
 
 
-def check_scores_like(name: str, array: Array, scores: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
+def check_scores_like(name: str, array: AnyArray, scores: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
     """An array of one of `dtypes` that broadcasts to the shape of S."""
     check_array(name, array)
     if array.dtype.name not in dtypes:

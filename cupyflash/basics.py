@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Array: TypeAlias = "np.ndarray"
+"""An array of NumPy's. (`AnyArray` in arrays.py is one of NumPy's or CuPy's.)"""
+Values = Mapping[str, Any]
+"""Values by name, to be read."""
+Report = dict[str, Any]
+"""Values by name that somebody makes: a report for JSON, the arguments of a call."""
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
 """Bytes of one element. The input types of the paper's M: shared memory is counted in elements of these."""

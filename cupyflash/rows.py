@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, address, array_dtype, is_number, require_places
+from cupyflash.arrays import AnyArray, address, array_dtype, is_number, require_places
 from cupyflash.launch.dispatch import as_array, device_of, on_gpu, refuse_written, target
 from cupyflash.launch.launcher import Prepared
 from cupyflash.launch.simulated import Simulation, run_simulated
@@ -34,7 +34,7 @@ class Rows:
     outer: tuple[tuple[int, int, int], ...]
 
     @classmethod
-    def of(cls, x: Array, y: Array, axis: int) -> Rows:
+    def of(cls, x: AnyArray, y: AnyArray, axis: int) -> Rows:
         """The rows of x and y along `axis` (0 to x.ndim - 1).
 
         The other axes are taken in the order of x's strides, and two that are one in memory, in x and in y, are merged.
@@ -73,7 +73,7 @@ def _merged(axes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return merged
 
 
-def softmax_values(x: Array, y: Array, rows: Rows) -> dict[str, Any]:
+def softmax_values(x: AnyArray, y: AnyArray, rows: Rows) -> dict[str, Any]:
     """The values of the softmax kernels' struct, with the arrays in place of their addresses."""
     sizes = {"rows": rows.rows, "n": rows.cols, "x_step": rows.steps[0], "y_step": rows.steps[1]}
     for name, (length, x_stride, y_stride) in zip(OUTER_AXES, rows.outer, strict=True):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cupyflash.basics import Report, Values
 from cupyflash.calls import BACKWARD, FORWARD
 from cupyflash.distributed.plan import Piece, RingPlan, plan_ring
 from cupyflash.distributed.positions import BATCH, NUMBERS, by_position, numbers_of_part, of_part
@@ -95,11 +95,11 @@ class PieceCalls:
         """Plan and compile for it; of the arrays only the layouts count, and what functions have captured."""
         compile_first(self._calls(piece)[0], self._forward(piece, q, k, v))
 
-    def backward(self, piece: Piece, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, ...]:
+    def backward(self, piece: Piece, rows: Values, k: Any, v: Any) -> tuple[Any, ...]:
         """dQ of a piece's rows and dK and dV of its keys. `rows` are a part's q, dout, out and lse."""
         return self._own(piece, self._calls(piece)[1](self._backward(piece, rows, k, v)))
 
-    def prepare_backward(self, piece: Piece, rows: Mapping[str, Any], k: Any, v: Any) -> None:
+    def prepare_backward(self, piece: Piece, rows: Values, k: Any, v: Any) -> None:
         compile_first(self._calls(piece)[1], self._backward(piece, rows, k, v))
 
     def _calls(self, piece: Piece) -> tuple[PublicCall, PublicCall]:
@@ -110,19 +110,19 @@ class PieceCalls:
         """The piece's own part of its call's results."""
         return made
 
-    def _forward(self, piece: Piece, q: Any, k: Any, v: Any) -> dict[str, Any]:
+    def _forward(self, piece: Piece, q: Any, k: Any, v: Any) -> Report:
         return self._of(piece, q, k, v) | {"return_lse": True}
 
-    def _backward(self, piece: Piece, rows: Mapping[str, Any], k: Any, v: Any) -> dict[str, Any]:
+    def _backward(self, piece: Piece, rows: Values, k: Any, v: Any) -> Report:
         own = self._of(piece, rows["q"], k, v) | self._rows(piece, rows)
         return own | {"deterministic": self.asked.deterministic}
 
-    def _rows(self, piece: Piece, rows: Mapping[str, Any]) -> dict[str, Any]:
+    def _rows(self, piece: Piece, rows: Values) -> Report:
         stretch = self.aligned(piece).rows
         found = {name: rows[name][..., stretch.start : stretch.stop, :] for name in ("dout", "out")}
         return found | {"lse": rows["lse"][..., stretch.start : stretch.stop]}
 
-    def _of(self, piece: Piece, q: Any, k: Any, v: Any) -> dict[str, Any]:
+    def _of(self, piece: Piece, q: Any, k: Any, v: Any) -> Report:
         """The arguments of a piece's call."""
         piece = self.aligned(piece)
         cut = {"q": q[..., piece.rows.start : piece.rows.stop, :]}
@@ -130,9 +130,9 @@ class PieceCalls:
         window = None if piece.window is None else Band(*piece.window)
         return cut | {"causal": piece.causal, "window": window} | self._said(piece)
 
-    def _said(self, piece: Any) -> dict[str, Any]:
+    def _said(self, piece: Any) -> Report:
         """The arguments that change scores: the scale, the piece's functions, the dropout."""
-        said: dict[str, Any] = {"scale": self.asked.scale}
+        said: Report = {"scale": self.asked.scale}
         for each in self.asked.functions:
             form, own = self._function(each.form, piece)
             said[each.kind] = each.of(form, each.arrays, each.numbers | own)

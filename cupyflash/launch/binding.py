@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, ArrayLayout, numpy_dtype
+from cupyflash.arrays import AnyArray, ArrayLayout, numpy_dtype
 from cupyflash.launch.launcher import Prepared
 from cupyflash.launch.simulated import PreparedSimulation, Simulation
 from cupyflash.request.dropout import NO_NUMBERS
@@ -17,7 +17,7 @@ from cupyflash.schedules import TileSchedule
 
 
 def prepare(
-    schedule: TileSchedule, simulation: Simulation | None, arrays: Mapping[str, Array], outputs: Mapping[str, ArrayLayout]
+    schedule: TileSchedule, simulation: Simulation | None, arrays: Mapping[str, AnyArray], outputs: Mapping[str, ArrayLayout]
 ) -> Prepared | PreparedSimulation:
     """Prepare a schedule's kernels for arrays of these layouts, by the kernels' names, on the GPU or in a simulation.
 
@@ -37,7 +37,7 @@ def prepare(
     return PreparedSimulation(simulation, schedule, values, outputs, workspaces)
 
 
-def argument_values(schedule: TileSchedule, arrays: Mapping[str, Array | None]) -> dict[str, Any]:
+def argument_values(schedule: TileSchedule, arrays: Mapping[str, AnyArray | None]) -> dict[str, Any]:
     """The values of the kernels' struct for arrays (or layouts) by the kernels' names, workspaces too. An array stands for its
     address, None for a null pointer. TypeError for an array of another type than the kernels read, ValueError for one that a tensor
     map of the schedule cannot describe."""
@@ -65,7 +65,7 @@ def argument_values(schedule: TileSchedule, arrays: Mapping[str, Array | None]) 
     return schedule.struct.values({**none, **arrays, **numbers, **maps}, p.dtype)
 
 
-def _there(tensor: str, arrays: Mapping[str, Array | None]) -> Array:
+def _there(tensor: str, arrays: Mapping[str, AnyArray | None]) -> AnyArray:
     array = arrays[tensor]
     assert array is not None
     return array

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, ArrayLayout, heads_first, last_axis_contiguous
+from cupyflash.arrays import AnyArray, ArrayLayout, heads_first, last_axis_contiguous
+from cupyflash.basics import Report, Values
 from cupyflash.device import Device
 from cupyflash.launch.binding import prepare
 from cupyflash.launch.dispatch import as_arrays, as_integers, device_of, placed, reach_of, refuse_written, target
@@ -55,14 +56,14 @@ Made = dict[str, ArrayLayout]
 Step = Callable[[Mapping[str, Any], Arrays, Numbers], None]
 
 
-def first(call: PublicCall, given: Mapping[str, Any]) -> Any:
+def first(call: PublicCall, given: Values) -> Any:
     """Makes a call that has to be looked at, which may then be found to be like one before."""
     request = FirstCall.of(call, given)
     with device_of(request.gpu, **request.placed):
         return request.ready().launch({**given, **request.longest}, request.by_field)
 
 
-def compile_first(call: PublicCall, given: Mapping[str, Any]) -> None:
+def compile_first(call: PublicCall, given: Values) -> None:
     """Do the work of such a call before its launch; only the layouts of the arrays matter, and the captured values of functions."""
     request = FirstCall.of(call, given)
     with device_of(request.gpu, **request.placed):
@@ -78,17 +79,17 @@ class FirstCall:
     """
 
     call: PublicCall
-    asked: Mapping[str, Any]
-    given: Mapping[str, Any]
-    arrays: Mapping[str, Any]
-    placed: Mapping[str, Any]
+    asked: Values
+    given: Values
+    arrays: Values
+    placed: Values
     gpu: bool
     options: Options
     mask: Given
     numbers: Numbers
 
     @classmethod
-    def of(cls, call: PublicCall, given: Mapping[str, Any]) -> FirstCall:
+    def of(cls, call: PublicCall, given: Values) -> FirstCall:
         """Return the request of some arguments. TypeError or ValueError for arguments that are wrong whatever the shapes."""
         asked = call.keywords.complete(given)
         score = one_score(asked)
@@ -138,13 +139,13 @@ class FirstCall:
         return {self.call.fields.get(name, name): array for name, array in self.arrays.items()}
 
     @cached_property
-    def layouts(self) -> dict[str, Any]:
+    def layouts(self) -> Report:
         """All that a kept launch may depend on: the layouts of arrays on a GPU; for a dout that kernels cannot read, its copy's."""
         arrays = {name: decode.for_all_heads(array) if name == "tree_mask" else array for name, array in self.arrays.items()}
         return readable({name: ArrayLayout.of(array) for name, array in arrays.items()} if self.gpu else arrays)
 
     @property
-    def inputs(self) -> dict[str, Any]:
+    def inputs(self) -> Report:
         """The arrays of the forward, whose O a backward takes."""
         backward = ("dout", "out", "lse") if "deterministic" in self.asked else ()
         return {name: array for name, array in self.layouts.items() if name not in backward}
@@ -185,7 +186,7 @@ class FirstCall:
         check_captured(problem, captured_among(self.arrays))
         return problem
 
-    def tensors(self, *made: Made) -> dict[str, Any]:
+    def tensors(self, *made: Made) -> Report:
         """The arrays and the call's own tensors, by the kernels' names and in their layout."""
         found = {self.call.fields.get(name, name): array for name, array in self.layouts.items()}
         for more in made:
@@ -209,14 +210,14 @@ class FirstCall:
 class _Nothing:
     """The prepared launch of a call that only checks."""
 
-    def launch(self, arrays: Arrays, numbers: Numbers) -> dict[str, Any]:
+    def launch(self, arrays: Arrays, numbers: Numbers) -> Report:
         return {}
 
 
 NOTHING = _Nothing()
 
 
-def _check_choices(asked: Mapping[str, Any]) -> None:
+def _check_choices(asked: Values) -> None:
     if "algorithm" in asked:
         algorithms = BACKWARD_ALGORITHMS if "deterministic" in asked else ALGORITHMS
         require_choice("algorithm", asked["algorithm"], ("auto", *algorithms))
@@ -228,7 +229,7 @@ def _check_choices(asked: Mapping[str, Any]) -> None:
         raise ValueError("return_dbias is for a call with a bias, and there is none")
 
 
-def pose(gpu: bool, arrays: Mapping[str, Array], options: Options, numbers: Mapping[str, Any]) -> Problem:
+def pose(gpu: bool, arrays: Mapping[str, AnyArray], options: Options, numbers: Values) -> Problem:
     """The problem of a call's arrays, captured ones among them, and captured numbers; with NumPy's arrays also the pattern of a
     mask function."""
     captured = captured_among(arrays)
@@ -276,7 +277,7 @@ def _backward(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
         algorithm = choose_backward(problem, device, asked["tiling"], first_refusal(mapped)).algorithm
     if r.options.packed:
         lengths, totals = r.sequences.lengths, r.totals
-        how: dict[str, Any] = {"deterministic": deterministic, "totals": totals, "algorithm": algorithm, "dscore": dscore}
+        how: Report = {"deterministic": deterministic, "totals": totals, "algorithm": algorithm, "dscore": dscore}
         schedule: Any = plan_varlen_backward(problem, device, lengths, asked["tiling"], **how)
     else:
         how = {"deterministic": deterministic, "dbias": dbias, "dscore": dscore}
@@ -323,12 +324,12 @@ def layout_named(r: FirstCall) -> Iterator[None]:
         raise
 
 
-def with_heads_first(arrays: Mapping[str, Any], swapped: bool) -> dict[str, Any]:
+def with_heads_first(arrays: Values, swapped: bool) -> Report:
     """Arrays by a call's names; if `swapped`, those of rows as `heads_first`."""
     return {name: heads_first(array) if swapped and name in ROWS_GIVEN else array for name, array in arrays.items()}
 
 
-def readable(arrays: dict[str, Any]) -> dict[str, Any]:
+def readable(arrays: Report) -> Report:
     """The arrays as kernels get them: of a dout that they cannot read, as a broadcast one is, the layout of its copy."""
     dout = arrays.get("dout")
     if dout is None or last_axis_contiguous(dout):
@@ -357,7 +358,7 @@ def steps(r: FirstCall, schedule: TileSchedule, sums: Made) -> Iterator[Step]:
         yield lambda given, arrays, numbers: given["mask"].require(arrays["Q"], arrays["K"], arrays)
     if "tree_mask" in names:
         yield lambda given, arrays, numbers: arrays.update(tree_mask=decode.for_all_heads(arrays["tree_mask"]))
-    wanted: dict[str, Any] = {field: kind for field, kind in schedule.struct.pointers.items() if field in names}
+    wanted: Report = {field: kind for field, kind in schedule.struct.pointers.items() if field in names}
     if "dO" in names and not last_axis_contiguous(r.arrays["dout"]):
         wanted["dO"] = r.arrays["dout"].dtype
     for field, kind in wanted.items():
@@ -375,9 +376,7 @@ def steps(r: FirstCall, schedule: TileSchedule, sums: Made) -> Iterator[Step]:
         yield partial(_begin_sum, gpu, name, each.shape, each.dtype)
 
 
-def _begin_sum(
-    gpu: bool, name: str, shape: tuple[int, ...], dtype: Any, given: Mapping[str, Any], arrays: Arrays, numbers: Numbers
-) -> None:
+def _begin_sum(gpu: bool, name: str, shape: tuple[int, ...], dtype: Any, given: Values, arrays: Arrays, numbers: Numbers) -> None:
     arrays[name] = zeros(gpu, shape, dtype)
 
 
@@ -393,7 +392,7 @@ def _refuse_written(
     written: list[str],
     fields: Mapping[str, str],
     reach: list[tuple[str, int, int]],
-    given: Mapping[str, Any],
+    given: Values,
     arrays: Arrays,
     numbers: Numbers,
 ) -> None:
@@ -409,16 +408,14 @@ def _refuse_written(
     refuse_written({name: arrays[field] for name, field in fields.items()}, written)
 
 
-def _make_contiguous(
-    gpu: bool, name: str, field: str, kind: Any, given: Mapping[str, Any], arrays: Arrays, numbers: Numbers
-) -> None:
+def _make_contiguous(gpu: bool, name: str, field: str, kind: Any, given: Values, arrays: Arrays, numbers: Numbers) -> None:
     """An array as kernels take it."""
     if gpu and isinstance(arrays[field], np.ndarray):
         refuse_copy(name)
     arrays[field] = as_contiguous(gpu, arrays[field], kind)
 
 
-def _bring_numbers(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
+def _bring_numbers(given: Values, arrays: Arrays, numbers: Numbers) -> None:
     """Add the numbers that functions have captured; a cap is one of them."""
     score, mask = given.get("score"), given.get("mask")
     if score is None:
@@ -428,7 +425,7 @@ def _bring_numbers(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -
             numbers |= function.fields
 
 
-def _drop(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
+def _drop(given: Values, arrays: Arrays, numbers: Numbers) -> None:
     """A dropout's, checked."""
     dropped = Dropout.asked(given)
     if dropped is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import address, is_number
+from cupyflash.basics import Array, Report, Values
 from cupyflash.device import Device
 from cupyflash.launch.simulated import Simulation, current_simulation
 
@@ -38,7 +39,7 @@ def on_gpu(**arrays: Any) -> bool:
     return "CuPy" in kinds.values()
 
 
-def as_arrays(given: Mapping[str, Any], required: Collection[str] = ()) -> dict[str, Any]:
+def as_arrays(given: Values, required: Collection[str] = ()) -> Report:
     """`as_array` of each, by name, but those that are None and not `required`."""
     return {name: as_array(name, array) for name, array in given.items() if array is not None or name in required}
 
@@ -92,7 +93,7 @@ def as_integers(name: str, numbers: Any) -> Any:
     return np.array(numbers, np.int32)
 
 
-def placed(arrays: Mapping[str, Any], integers: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
+def placed(arrays: Values, integers: Values) -> tuple[bool, Report]:
     """(True if a call's arrays are on a GPU, those of its integers that must be there too, by name). TypeError as `on_gpu`.
 
     NumPy's integers beside arrays on a GPU stay on the host, where their values can be checked; a call copies them.
@@ -116,7 +117,7 @@ def device_of(gpu: bool, **arrays: Any) -> AbstractContextManager[object]:
     return nullcontext() if ordinal == cuda.runtime.getDevice() else cuda.Device(ordinal)
 
 
-def refuse_written(arrays: Mapping[str, Any], written: Iterable[str]) -> None:
+def refuse_written(arrays: Values, written: Iterable[str]) -> None:
     """ValueError when one of those that are written cannot be, or shares memory with another: the kernels read after they have
     begun to write."""
     known = {name: (address(array), *reach_of(array)) for name, array in arrays.items()}
@@ -152,7 +153,7 @@ class _Extent:
         }
 
     @classmethod
-    def of(cls, array: Any) -> np.ndarray:
+    def of(cls, array: Any) -> Array:
         return np.asarray(cls(array, address(array)))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupyflash.arrays import ArrayLayout, Held, address
+from cupyflash.basics import Report, Values
 from cupyflash.request.keywords import SCORE_ARRAYS, SCORE_NUMBERS, Keywords
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ PLAIN = frozenset((bool, int, float, str, type(None), np.bool_, np.int32, np.int
 BROUGHT = frozenset(("seed", "offset", "dropout", *SCORE_NUMBERS))
 Key = tuple[Any, ...]
 # A call's arrays by the struct's names; numbers that are the struct's fields.
-NO_NUMBERS: Mapping[str, Any] = {}
+NO_NUMBERS: Values = {}
 Arrays = dict[str, Any]
 Numbers = dict[str, Any]
 
@@ -46,10 +47,10 @@ class PublicCall(NamedTuple):
 
     keywords: Keywords
     fields: Mapping[str, str]
-    returned: Callable[[Mapping[str, Any], Arrays, dict[str, Any]], Any]
+    returned: Callable[[Values, Arrays, Report], Any]
     masks: str = "any"
 
-    def __call__(self, given: Mapping[str, Any]) -> Any:
+    def __call__(self, given: Values) -> Any:
         """Makes a call: a warm one looks up and launches."""
         key, arrays = read(self, given)
         ready = KEPT.get(key)
@@ -60,7 +61,7 @@ class PublicCall(NamedTuple):
         return cold.first(self, given)
 
 
-def read(call: PublicCall, given: Mapping[str, Any], looked_at: bool = False) -> tuple[Key | None, Arrays]:
+def read(call: PublicCall, given: Values, looked_at: bool = False) -> tuple[Key | None, Arrays]:
     """(The key, the arrays) of a call. The key has everything that decides how it is prepared; None if a value must be checked
     first.
 
@@ -120,10 +121,10 @@ class Ready(NamedTuple):
 
     call: PublicCall
     prepared: Any
-    steps: tuple[Callable[[Mapping[str, Any], Arrays, Numbers], None], ...]
+    steps: tuple[Callable[[Values, Arrays, Numbers], None], ...]
     device: int | None
 
-    def launch(self, given: Mapping[str, Any], arrays: Arrays) -> Any:
+    def launch(self, given: Values, arrays: Arrays) -> Any:
         """Launch on the current stream of the arrays' device, which becomes the current one. Returns the call's results."""
         if self.device is not None:
             cuda = sys.modules["cupy"].cuda
@@ -147,7 +148,7 @@ class Prepared:
     def __init__(
         self,
         kernels: Sequence[Kernel],
-        values: Mapping[str, Any],
+        values: Values,
         outputs: Mapping[str, ArrayLayout] | None = None,
         workspaces: Mapping[str, ArrayLayout] | None = None,
         given_tiles: tuple[MaskTiles, ...] = (),
@@ -184,7 +185,7 @@ class Prepared:
         """Do everything that the first launch would do before it launches."""
         self._functions  # noqa: B018
 
-    def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] = NO_NUMBERS) -> dict[str, Any]:
+    def launch(self, arrays: Values, numbers: Values = NO_NUMBERS) -> Report:
         """Launch on the current stream of the device that this was prepared for, and return the outputs, by name.
 
         `arrays` are the other arrays, by their names in the struct; `numbers` fields of it that are this call's own.

@@ -6,14 +6,15 @@ tensor map (kernels_cu/tensor_map.cuh). Maps come first, where their alignment n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, numpy_dtype
+from cupyflash.arrays import AnyArray, numpy_dtype
+from cupyflash.basics import Array, Report, Values
 from cupyflash.launch.tensor_maps import ALIGNMENT, WORDS, MapPlan
 
 MAP = "TensorMap"
@@ -73,7 +74,7 @@ class Field:
         return {"at": given} | strides(given, self.axes) if self.axes else given
 
 
-def strides(array: Array | None, axes: tuple[str, ...]) -> dict[str, np.int64]:
+def strides(array: AnyArray | None, axes: tuple[str, ...]) -> dict[str, np.int64]:
     """The strides of an array's axes before its last (of one that is like the scores: of all its axes), in elements, as broadcast.
 
     An axis that the array lacks, or along which it is broadcast, has stride 0.
@@ -136,7 +137,7 @@ class Params:
         if not self.maps:
             return nested
         # NumPy aligns to 16 bytes at most, which the places do not feel as maps come first; C's struct is as long as its alignment.
-        found: Mapping[str, Any] = nested.fields or {}
+        found: Values = nested.fields or {}
         formats, offsets = ([found[name][part] for name in found] for part in (0, 1))
         size = -(-nested.itemsize // ALIGNMENT) * ALIGNMENT
         return np.dtype({"names": list(found), "formats": formats, "offsets": offsets, "itemsize": size}, align=True)
@@ -156,15 +157,15 @@ class Params:
         return ("PARAMS", " ".join(field.declaration for field in self.fields)), ("PARAMS_AGREE", agree)
 
     def _place(self, name: str) -> int:
-        found: Mapping[str, Any] = self.dtype.fields or {}
+        found: Values = self.dtype.fields or {}
         return int(found[name][1])
 
-    def values(self, given: Mapping[str, Any], element: str) -> dict[str, Any]:
+    def values(self, given: Values, element: str) -> Report:
         """The struct's fields from numbers and arrays by name; an array that is not among them is null."""
         there = {field.name: given[field.name] if field.axes is None else given.get(field.name) for field in self.fields}
         return {field.name: field.value(there[field.name], element) for field in self.fields}
 
-    def packed(self, values: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, int]]:
+    def packed(self, values: Values) -> tuple[Array, dict[str, int]]:
         """The struct in words of 8 bytes, with null for each pointer and map; which words are to be the addresses of which arrays,
         and the first ones of which maps."""
         struct = np.zeros((), self.dtype)
@@ -181,16 +182,16 @@ class Params:
         return np.frombuffer(struct.tobytes(), np.uint64), places
 
 
-def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+def flat(values: Values) -> Report:
     """The same without structs in the struct, with the same layout: an array has the name of its field."""
-    fields: dict[str, Any] = {}
+    fields: Report = {}
     for name, value in values.items():
         nested = {f"{name}.{axis}": step for axis, step in value.items() if axis != "at"} if isinstance(value, dict) else {}
         fields |= {name: value["at"] if isinstance(value, dict) else value, **nested}
     return fields
 
 
-def with_arrays(values: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
+def with_arrays(values: Values, arrays: Values) -> Report:
     """The values of a struct with arrays in place of those that it has, or of their layouts."""
 
     def at(name: str, before: Any) -> Any:

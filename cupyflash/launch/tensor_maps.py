@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cupyflash.arrays import Array, address, last_axis_contiguous
+from cupyflash.arrays import AnyArray, address, last_axis_contiguous
 
 WORDS = 16
 """A map is this many words of 8 bytes, opaque ones."""
@@ -38,7 +38,7 @@ class Box:
     swizzle: int
     heads: int = 1
 
-    def of(self, array: Array) -> MapPlan:
+    def of(self, array: AnyArray) -> MapPlan:
         """Return the map of an array (..., n, d), or of a layout: dimensions (d, N, H, B), of which missing ones are 1; for several
         heads (d, heads, N, H / heads, B).
 
@@ -88,7 +88,7 @@ class MapPlan:
         return replace(self, array=array)
 
 
-def refusal(tensor: str, array: Array) -> str | None:
+def refusal(tensor: str, array: AnyArray) -> str | None:
     """The reason why TMA does not take an array (..., n, d) or layout, in one sentence; None if it does.
 
     Depends on shape, strides and the address modulo 16.
@@ -109,7 +109,7 @@ def refusal(tensor: str, array: Array) -> str | None:
     return None
 
 
-def first_refusal(arrays: Mapping[str, Array | None]) -> str | None:
+def first_refusal(arrays: Mapping[str, AnyArray | None]) -> str | None:
     """The first reason why TMA does not take one of these, by tensor name."""
     reasons = (refusal(tensor, array) for tensor, array in arrays.items() if array is not None)
     return next((reason for reason in reasons if reason), None)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import (
-    Array,
+    AnyArray,
     check_array,
     check_keys,
     check_operand,
@@ -88,7 +88,7 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
     return problem, Cache(0 if k is None else k.shape[2], tree="tree_mask" in arrays, **paged)
 
 
-def check_table(batch: int, table: Array) -> None:
+def check_table(batch: int, table: AnyArray) -> None:
     """TypeError or ValueError for a block table of another type or batch."""
     check_array("block_table", table)
     require_integers("block_table", table)
@@ -96,7 +96,7 @@ def check_table(batch: int, table: Array) -> None:
         raise ValueError(f"block_table must be (b, pages of a sequence) with b = {batch}, got shape {table.shape}")
 
 
-def _check_paged(batch: int, k_cache: Array, table: Array) -> None:
+def _check_paged(batch: int, k_cache: AnyArray, table: AnyArray) -> None:
     check_table(batch, table)
     if not k_cache.shape[0]:
         raise ValueError(f"k_cache must have at least one page, got shape {k_cache.shape}")
@@ -110,7 +110,7 @@ def for_all_heads(tree: Any) -> Any:
     return tree[:, None] if getattr(tree, "ndim", 0) == 3 else tree
 
 
-def check_tree_mask(batch: int, n_q: int, tree: Array) -> None:
+def check_tree_mask(batch: int, n_q: int, tree: AnyArray) -> None:
     """TypeError or ValueError for one `for_all_heads` of another type or shape."""
     check_array("tree_mask", tree)
     require_dtype("tree_mask", tree, np.bool_)

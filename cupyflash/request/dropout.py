@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import is_number
+from cupyflash.basics import Report, Values
 from cupyflash.launch.params import numbers
 from cupyflash.request.keywords import NO_ORIGIN
 
@@ -55,7 +55,7 @@ class Dropout:
             object.__setattr__(self, "origin", _checked_origin(self.origin))
 
     @classmethod
-    def asked(cls, given: Mapping[str, Any]) -> Dropout | None:
+    def asked(cls, given: Values) -> Dropout | None:
         """The dropout among a call's arguments; None if nothing is dropped. ValueError for a dropout without a seed."""
         dropout, seed, offset, origin = (given.get(name, usual) for name, usual in ARGUMENTS.items())
         plain = type(dropout) in (int, float) and type(offset) is int and origin is NO_ORIGIN
@@ -83,12 +83,12 @@ class Dropout:
         return 1 / (1 - self.probability)
 
     @property
-    def keywords(self) -> dict[str, Any]:
+    def keywords(self) -> Report:
         """The arguments of a call with this dropout, by name."""
         return dict(zip(ARGUMENTS, (self.p, self.seed, self.offset, self.origin), strict=True))
 
     @property
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Report:
         """The fields of the kernels' struct."""
         words = {"low": self.seed % 2**32, "high": self.seed >> 32}
         of_call = {f"dropout_seed_{half}": np.uint32(word) for half, word in words.items()}
@@ -96,7 +96,7 @@ class Dropout:
 
 
 @lru_cache(maxsize=256)
-def _same_numbers(p: float, origin: tuple[int, int, int, int]) -> dict[str, Any]:
+def _same_numbers(p: float, origin: tuple[int, int, int, int]) -> Report:
     """The numbers that the calls of a training share."""
     asked, (batch, head, row, key) = Dropout(p, 0, 0, origin), origin
     # The threshold is compared with the upper half of a word; rows and keys are counted as the counter does.
@@ -105,9 +105,9 @@ def _same_numbers(p: float, origin: tuple[int, int, int, int]) -> dict[str, Any]
 
 
 # A call's arguments, with what they are by default
-ARGUMENTS: Mapping[str, Any] = {"dropout": 0.0, "seed": None, "offset": 0, "dropout_origin": NO_ORIGIN}
+ARGUMENTS: Values = {"dropout": 0.0, "seed": None, "offset": 0, "dropout_origin": NO_ORIGIN}
 # In place of a call's, which a launch brings.
-NO_NUMBERS: Mapping[str, Any] = dict.fromkeys((*UNSIGNED, "dropout_scale"), 0)
+NO_NUMBERS: Values = dict.fromkeys((*UNSIGNED, "dropout_scale"), 0)
 
 
 def checked_probability(dropout: Any) -> float:

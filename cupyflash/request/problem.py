@@ -14,7 +14,7 @@ import numpy as np
 from cupyflash.arrays import (
     ITEMSIZE,
     MAX_ALIGNMENT,
-    Array,
+    AnyArray,
     check_array,
     check_keys,
     check_operand,
@@ -93,7 +93,7 @@ class Problem:
 
     @classmethod
     def from_arrays(
-        cls, q: Array, k: Array, v: Array, options: Options | None = None, *, out: Array | None = None, **asked: Any
+        cls, q: AnyArray, k: AnyArray, v: AnyArray, options: Options | None = None, *, out: AnyArray | None = None, **asked: Any
     ) -> Problem:
         """Return the problem of arrays of shape (n, d), (h, n, d) or (b, h, n, d); `out`, if given, receives O.
 
@@ -213,7 +213,7 @@ def require_usual_head_dim(problem: Problem, what: str) -> None:
             raise ValueError(f"{name} must be between 1 and {USUAL_HEAD_DIM} for {what}, got {size}; {takes}")
 
 
-def check_out(out: Array, shape: tuple[int, ...]) -> None:
+def check_out(out: AnyArray, shape: tuple[int, ...]) -> None:
     """ValueError for an array that O cannot be written to."""
     require_shape("out", out, shape)
     steps = [stride for length, stride in zip(out.shape, out.strides, strict=True) if length > 1]
@@ -222,7 +222,7 @@ def check_out(out: Array, shape: tuple[int, ...]) -> None:
     require_places("out", out)
 
 
-def _check_beside(q: Array, k: Array, beside: Mapping[str, Array | None]) -> None:
+def _check_beside(q: AnyArray, k: AnyArray, beside: Mapping[str, AnyArray | None]) -> None:
     """TypeError or ValueError for arrays that do not go with q and k. (A block mask is checked by `Options`.)"""
     scores = (*q.shape[:-1], k.shape[-2])
     for name, dtypes in (("mask", ("bool",)), ("bias", (dtype_name(q.dtype), "float32"))):
@@ -233,14 +233,14 @@ def _check_beside(q: Array, k: Array, beside: Mapping[str, Array | None]) -> Non
     check_vectors(q, beside)
 
 
-def require_lengths(name: str, lengths: Array, batch: int) -> None:
+def require_lengths(name: str, lengths: AnyArray, batch: int) -> None:
     """TypeError or ValueError unless there is an integer for each of a batch."""
     check_array(name, lengths)
     require_integers(name, lengths)
     require_shape(name, lengths, (batch,), ", a length for each of the batch")
 
 
-def check_vectors(q: Array, arrays: Mapping[str, Array | None]) -> None:
+def check_vectors(q: AnyArray, arrays: Mapping[str, AnyArray | None]) -> None:
     """TypeError or ValueError for vectors, among arrays by name, that do not go with q."""
     heads = q.shape[-3:-2] or (1,)
     for name in VECTORS:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, check_keys, heads_first, is_number, require_integers, require_shape
+from cupyflash.arrays import AnyArray, check_keys, heads_first, is_number, require_integers, require_shape
 from cupyflash.launch.launcher import capturing
 from cupyflash.request.options import MAX_LENGTH, Options
 from cupyflash.request.problem import Problem
@@ -78,7 +78,7 @@ def sequences(
     return Sequences(lengths, (longest_q, longest_k))
 
 
-def _check_shapes(q: Array, k: Array, v: Array) -> None:
+def _check_shapes(q: AnyArray, k: AnyArray, v: AnyArray) -> None:
     """Check the axes with the errors that `Problem.from_arrays` would give."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.ndim != 3:

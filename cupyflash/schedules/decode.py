@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from cupyflash.arrays import is_number
+from cupyflash.basics import Array, Values
 from cupyflash.device import Device
 from cupyflash.launch.params import POINTER, ROWS, SCORES, Field, Params, numbers
 from cupyflash.launch.params import arrays as array_fields
@@ -190,7 +191,7 @@ class DecodeSchedule(TileSchedule):
             "l_part": Workspace(each, "float32"),
         }
 
-    def numbers(self) -> Mapping[str, Any]:
+    def numbers(self) -> Values:
         c = self.cache
         return {
             "splits": self.splits,
@@ -252,7 +253,7 @@ class Cached(Part):
         return begin // cols, -(-behind // cols)
 
     @cached_property
-    def splits(self) -> tuple[np.ndarray, np.ndarray]:
+    def splits(self) -> tuple[Array, Array]:
         """The blocks of keys of each row tile and each split that has any; and how many those are of each row tile."""
         tiles = [self.tile(number) for number in range(self.schedule.row_tiles)]
         first, end = np.array(tiles, np.int64).reshape(-1, 2).T[..., None]
@@ -267,7 +268,7 @@ class Cached(Part):
         there = np.arange(self.schedule.splits) < working[:, None]
         return [Visited(*(np.where(there, each, 0).ravel() for each in (bounds[:, :-1], bounds[:, 1:])))]
 
-    def extents(self, blocks: tuple[int, int], room: bool = False, of: Of = "scores") -> tuple[np.ndarray, np.ndarray]:
+    def extents(self, blocks: tuple[int, int], room: bool = False, of: Of = "scores") -> tuple[Array, Array]:
         (visited,), page, (rows, cols) = self._visited, self.schedule.cache.page_size, super().extents(blocks, room, of)
         rows = np.repeat(rows, self.schedule.splits)
         if of == "pages" and page:
@@ -278,10 +279,10 @@ class Cached(Part):
             cols = np.maximum(0, np.minimum(begins + blocks[1], self.keys) - np.maximum(begins, self.k.there))
         return np.arange(len(rows)) // self.schedule.splits == self.schedule.row_tiles - 1 if of == "added" else rows, cols
 
-    def rows(self, i: np.ndarray, size: int) -> np.ndarray:
+    def rows(self, i: Array, size: int) -> Array:
         return i // self.schedule.splits * size
 
-    def keys_seen(self, rows: np.ndarray, of: Of = "seen") -> tuple[np.ndarray, np.ndarray]:
+    def keys_seen(self, rows: Array, of: Of = "seen") -> tuple[Array, Array]:
         first, end = seen_keys(self.schedule, self.keys, rows // self.schedule.group)
         return np.maximum(first, self.keys - self.schedule.problem.seqlen_q) if of == "newest" else first, end
 
@@ -319,7 +320,7 @@ def queries(schedule: DecodeSchedule, tile: int) -> tuple[int, int]:
     return first // schedule.group, (end - 1) // schedule.group
 
 
-def seen_keys(schedule: DecodeSchedule, every: int, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def seen_keys(schedule: DecodeSchedule, every: int, query: Array) -> tuple[Array, Array]:
     """(first, end) of the keys that queries see by their position, in a sequence with `keys` keys."""
     return replace(schedule.problem.asking(padded=False, key_lengths=None), seqlen_k=every).keys_seen(query, every)
 

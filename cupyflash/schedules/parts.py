@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.request.problem import Problem
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ class Tiles(NamedTuple):
     """The tiles that masks keep, (Tr, Tc), or as many of these as heads: `kept` are visited; `mixed` are those of them whose scores
     need the mask one by one."""
 
-    kept: np.ndarray
-    mixed: np.ndarray
+    kept: Array
+    mixed: Array
 
     def at(self, *place: Any) -> Tiles:
         """The tiles of some heads."""
@@ -33,10 +34,10 @@ class Tiles(NamedTuple):
 class Visited:
     """The column blocks that each row block visits: first <= j < end and, if masks leave out others, those in `kept`."""
 
-    first: np.ndarray
-    end: np.ndarray
-    kept: np.ndarray | None = None  # (Tr, Tc), within first and end
-    mixed: np.ndarray | None = None  # of those, the ones whose scores a mask is asked for; None for all
+    first: Array
+    end: Array
+    kept: Array | None = None  # (Tr, Tc), within first and end
+    mixed: Array | None = None  # of those, the ones whose scores a mask is asked for; None for all
 
     @classmethod
     def of(cls, schedule: TileSchedule, keys: int, tiles: Tiles | None) -> Visited:
@@ -77,12 +78,12 @@ class Visited:
         return Visited(self.first, self.end)
 
     @property
-    def counts(self) -> np.ndarray:
+    def counts(self) -> Array:
         """The number of column blocks that each row block visits."""
-        counted: np.ndarray = self.end - self.first if self.kept is None else self.kept.sum(axis=1)
+        counted: Array = self.end - self.first if self.kept is None else self.kept.sum(axis=1)
         return counted
 
-    def column_counts(self, col_blocks: int) -> np.ndarray:
+    def column_counts(self, col_blocks: int) -> Array:
         """The number of row blocks that visit each column block."""
         if self.kept is not None:
             return np.asarray(self.kept.sum(axis=0))
@@ -90,7 +91,7 @@ class Visited:
         return np.cumsum(begin - behind)[:col_blocks]
 
     @property
-    def columns(self) -> np.ndarray:
+    def columns(self) -> Array:
         """The column blocks that any row block visits."""
         if self.kept is not None:
             return np.flatnonzero(self.kept.any(axis=0))
@@ -98,17 +99,17 @@ class Visited:
         return np.arange(self.first[seen].min(), self.end.max()) if seen.any() else np.arange(0)
 
     @property
-    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+    def pairs(self) -> tuple[Array, Array]:
         """i and j of all that are visited, in 32 bits, for they may be many."""
         if self.kept is not None:
             rows, cols = np.nonzero(self.kept)
             return rows.astype(np.int32), cols.astype(np.int32)
         counts = self.counts
-        i: np.ndarray = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        i: Array = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         before = (np.cumsum(counts) - counts - self.first).astype(np.int32)
         return i, np.arange(len(i), dtype=np.int32) - before[i]
 
-    def sum(self, rows: np.ndarray, cols: np.ndarray) -> int:
+    def sum(self, rows: Array, cols: Array) -> int:
         """The sum of rows[i] * cols[j] over the tiles (i, j) that are visited."""
         if self.kept is not None:
             return int(rows @ self.kept @ cols)
@@ -129,10 +130,10 @@ class Axis(NamedTuple):
     there: Any
     room: Any
 
-    def tiles(self, size: int, room: bool = False) -> np.ndarray:
+    def tiles(self, size: int, room: bool = False) -> Array:
         """The rows of each tile of `size`."""
         every = np.arange(-(-self.room // size)) * size
-        found: np.ndarray = np.clip((self.room if room else self.there) - every, 0, size)
+        found: Array = np.clip((self.room if room else self.there) - every, 0, size)
         return found
 
 
@@ -184,15 +185,15 @@ class Part:
         """The column blocks that the row blocks of a query head visit."""
         return self._visited[head if self.kept is not None else 0]
 
-    def extents(self, blocks: tuple[int, int], room: bool = False, of: Of = "scores") -> tuple[np.ndarray, np.ndarray]:
+    def extents(self, blocks: tuple[int, int], room: bool = False, of: Of = "scores") -> tuple[Array, Array]:
         """Rows of each row block, and columns of each column block; with those that only have `room` there."""
         return self.q.tiles(blocks[0], room), self.k.tiles(blocks[1], room)
 
-    def rows(self, i: np.ndarray, size: int) -> np.ndarray:
+    def rows(self, i: Array, size: int) -> Array:
         """The first rows of row blocks."""
         return i * size
 
-    def keys_seen(self, rows: np.ndarray, of: Of = "seen") -> tuple[np.ndarray, np.ndarray]:
+    def keys_seen(self, rows: Array, of: Of = "seen") -> tuple[Array, Array]:
         """The keys first <= k < end that rows see for their position."""
         return self.problem.keys_seen(rows, self.k.there)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
 import numpy as np
 
+from cupyflash.basics import Array, Report
 from cupyflash.calls import attention
 from cupyflash.device import Device
 from cupyflash.request.problem import Problem
@@ -44,7 +44,7 @@ def demo(seqlen: int, heads: int, algorithm: str, device: Device, sram: str | No
     q, k, v = (rng.standard_normal((heads, seqlen, 64)).astype(np.float16) for _ in range(3))
     expected, _ = reference(q, k, v, causal=True)
 
-    report: dict[str, Any] = {"problem": flat(problem), "device": device.name, "sram_bytes": device.sram_per_block}
+    report: Report = {"problem": flat(problem), "device": device.name, "sram_bytes": device.sram_per_block}
     counts: dict[str, dict[str, Traffic]] = {}
     with progress(estimate) as steps:
         for name, schedule in schedules.items():
@@ -65,7 +65,7 @@ def demo(seqlen: int, heads: int, algorithm: str, device: Device, sram: str | No
         raise Found("theory, replay and execution do not agree, or the kernel has findings")
 
 
-def witnesses(schedule: TileSchedule, executed: Traffic, findings: Sequence[object]) -> tuple[dict[str, Traffic], dict[str, Any]]:
+def witnesses(schedule: TileSchedule, executed: Traffic, findings: Sequence[object]) -> tuple[dict[str, Traffic], Report]:
     """The three counts of a schedule by name, and its report."""
     counts = {"theory": theory.traffic(schedule), "replay": machine.replay(schedule), "executed": executed}
     report = {
@@ -76,7 +76,7 @@ def witnesses(schedule: TileSchedule, executed: Traffic, findings: Sequence[obje
     return counts, report | {witness: traffic.as_dict() for witness, traffic in counts.items()}
 
 
-def backward_demo(schedule: BackwardSchedule, dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[str, Any]:
+def backward_demo(schedule: BackwardSchedule, dout: Array, q: Array, k: Array, v: Array) -> Report:
     """The report of the gradients' kernels, from O and L in float64, rounded."""
     from cupyflash.sim.execution import execute_backward
 
@@ -90,7 +90,7 @@ def backward_demo(schedule: BackwardSchedule, dout: np.ndarray, q: np.ndarray, k
     return report | {"errors": errors, "standard_ideal_bytes": ideal, "ratio_to_ideal": ratio}
 
 
-def show_demo(report: dict[str, Any], problem: Problem, device: Device, counts: dict[str, dict[str, Traffic]]) -> None:
+def show_demo(report: Report, problem: Problem, device: Device, counts: dict[str, dict[str, Traffic]]) -> None:
     """The demo's report as text."""
     flash = next(algorithm for algorithm in counts if algorithm != "standard")
     say(
@@ -131,7 +131,7 @@ def show_demo(report: dict[str, Any], problem: Problem, device: Device, counts: 
     show_backward(report["backward"])
 
 
-def show_backward(report: dict[str, Any]) -> None:
+def show_backward(report: Report) -> None:
     """The backward's part as text: totals."""
     click.echo()
     say("The gradients (FlashAttention-2's backward, what attention_backward runs): dQ, dK and dV from dO, O and L")
@@ -146,7 +146,7 @@ def show_backward(report: dict[str, Any]) -> None:
     )
 
 
-def gpu_demo(gpu: Device, q: np.ndarray, k: np.ndarray, v: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
+def gpu_demo(gpu: Device, q: Array, k: Array, v: Array, expected: Array) -> Report:
     """Run the problem through `attention` on the GPU at hand."""
     import cupy
 

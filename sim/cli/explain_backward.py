@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import click
 
+from cupyflash.basics import Report
 from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa2_backward_tiles, fa2_tiles, plan
 from cupyflash.schedules import fa2_backward_clocks as backward_clocks
@@ -26,7 +26,7 @@ NEAR = 3  # shown before and behind the chosen one, unless --all
 WAYS = {"atomics": False, "deterministic": True}
 
 
-def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, Any]:
+def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
     """The candidates of each kernel with bytes and clocks, and both ways to dQ, for JSON."""
     assert isinstance(schedule, Fa2BackwardSchedule)
     p, device = schedule.problem, schedule.device
@@ -50,13 +50,13 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, An
     }
 
 
-def with_verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_verdicts(rows: list[Report]) -> list[Report]:
     """Candidates with verdicts, in their order: the first that is not rejected is chosen."""
     chosen = next((each for each in rows if "reason" not in each), None)
     return [{"verdict": "rejected" if "reason" in each else "chosen" if each is chosen else "later", **each} for each in rows]
 
 
-def row(candidate: BackwardCandidate, schedule: Fa2BackwardSchedule) -> dict[str, Any]:
+def row(candidate: BackwardCandidate, schedule: Fa2BackwardSchedule) -> Report:
     """Blocks of the main kernel, with the pass's bytes were they taken."""
     p, (rows, cols) = schedule.problem, candidate.size
     if candidate.rejected:
@@ -67,7 +67,7 @@ def row(candidate: BackwardCandidate, schedule: Fa2BackwardSchedule) -> dict[str
     return needs(candidate) | busy(parts) | {"hbm_bytes": theory.traffic(used).total_bytes}
 
 
-def query_row(candidate: BackwardCandidate, schedule: Fa2BackwardSchedule) -> dict[str, Any]:
+def query_row(candidate: BackwardCandidate, schedule: Fa2BackwardSchedule) -> Report:
     """Blocks of the kernel of dQ."""
     p = schedule.problem
     if candidate.rejected:
@@ -75,7 +75,7 @@ def query_row(candidate: BackwardCandidate, schedule: Fa2BackwardSchedule) -> di
     return needs(candidate) | busy([backward_clocks.query_parts(p, schedule.device, candidate.size, candidate.warps)])
 
 
-def needs(candidate: BackwardCandidate) -> dict[str, Any]:
+def needs(candidate: BackwardCandidate) -> Report:
     """The resources of blocks, for JSON; `own` are the keys (in dQ's kernel rows) that a warp has for good."""
     known = {
         "block_rows": candidate.block_rows,
@@ -90,13 +90,13 @@ def needs(candidate: BackwardCandidate) -> dict[str, Any]:
     return known | ({"reason": candidate.rejected} if candidate.rejected else {})
 
 
-def busy(launches: list[dict[str, float]]) -> dict[str, Any]:
+def busy(launches: list[dict[str, float]]) -> Report:
     """Clocks that a multiprocessor's parts, each were it alone, take for a tile (Br x Bc) in all launches."""
     clocks = {name: sum(parts[name] for parts in launches) for name in launches[0]}
     return {"tile_clocks": clocks, "bound_by": max(clocks, key=lambda name: clocks[name])}
 
 
-def way(schedule: Fa2BackwardSchedule) -> dict[str, Any]:
+def way(schedule: Fa2BackwardSchedule) -> Report:
     """The cost of the pass with dQ made so."""
     p, form = schedule.problem, theory.traffic(schedule)
     dims = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
@@ -110,7 +110,7 @@ def way(schedule: Fa2BackwardSchedule) -> dict[str, Any]:
     }
 
 
-def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
+def show(report: Report, request: ProblemRequest, everything: bool) -> None:
     """Show the candidates and the chosen one as text."""
     together = len(report["launches"]) == 1
     say(
@@ -134,7 +134,7 @@ def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> N
     show_ways(report)
 
 
-def show_tried(title: str, own: str, rows: list[dict[str, Any]], everything: bool) -> None:
+def show_tried(title: str, own: str, rows: list[Report], everything: bool) -> None:
     """Print the chosen candidate and those before and after it, some or all."""
     chosen = next(at for at, each in enumerate(rows) if each["verdict"] == "chosen")
     able = [each for each in rows[chosen + 1 :] if each["verdict"] == "later"]
@@ -166,7 +166,7 @@ def show_tried(title: str, own: str, rows: list[dict[str, Any]], everything: boo
     show_reasons(rows if everything else rows[:chosen], everything)
 
 
-def show_reasons(rows: list[dict[str, Any]], everything: bool) -> None:
+def show_reasons(rows: list[Report], everything: bool) -> None:
     """Show why candidates were rejected: all, or one of each kind with their number."""
     rejected = [each for each in rows if "reason" in each]
     kinds = Counter(each["reason"].split(":")[0] for each in rejected)
@@ -180,7 +180,7 @@ def show_reasons(rows: list[dict[str, Any]], everything: bool) -> None:
             kinds[kind] = 0
 
 
-def show_rooms(report: dict[str, Any]) -> None:
+def show_rooms(report: Report) -> None:
     """Print the shared memory by contents."""
     best = next(each for each in report["candidates"] if each["verdict"] == "chosen")
     limit = report["device"]["sram_per_block"]
@@ -193,7 +193,7 @@ def show_rooms(report: dict[str, Any]) -> None:
     show_table(("held", "bytes"), [(name.replace("_", " "), f"{nbytes:,}") for name, nbytes in report["rooms"].items()])
 
 
-def show_ways(report: dict[str, Any]) -> None:
+def show_ways(report: Report) -> None:
     """dQ by atomics and without, side by side."""
     own = "without" if report["deterministic"] else "with"
     say(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import click
 import numpy as np
 
+from cupyflash.basics import Report
 from cupyflash.schedules import DecodeSchedule, decode_tiles
 from cupyflash.schedules.base import GRANULE
 from cupyflash.schedules.decode_tiles import DecodeCandidate, DecodeConfig
@@ -24,7 +24,7 @@ def explain(request: ProblemRequest, schedule: DecodeSchedule, as_json: bool) ->
     tell(report, as_json, show, request)
 
 
-def explanation(request: ProblemRequest, schedule: DecodeSchedule) -> dict[str, Any]:
+def explanation(request: ProblemRequest, schedule: DecodeSchedule) -> Report:
     """All that was to be chosen from and what it comes to, for JSON; seconds are the model's."""
     problem, device, chosen = schedule.problem, schedule.device, schedule.candidate
     found = [row(schedule, each) for each in decode_tiles.candidates(problem, device, request.num_splits)]
@@ -57,10 +57,10 @@ def explanation(request: ProblemRequest, schedule: DecodeSchedule) -> dict[str, 
     }
 
 
-def row(schedule: DecodeSchedule, candidate: DecodeCandidate) -> dict[str, Any]:
+def row(schedule: DecodeSchedule, candidate: DecodeCandidate) -> Report:
     """A candidate for JSON, with no more than is known of it."""
     config, device, problem = candidate.config, schedule.device, schedule.problem
-    known: dict[str, Any] = {
+    known: Report = {
         "verdict": verdict(schedule, candidate),
         **taken(config, "block_rows", "block_cols", "row_warps", "key_warps", "stages"),
         "shared_bytes": candidate.shared_bytes,
@@ -108,7 +108,7 @@ def splits_to_show(schedule: DecodeSchedule, asked: int | None) -> list[int]:
     return sorted(tried if asked is None else tried | {asked})
 
 
-def split_row(schedule: DecodeSchedule, splits: int) -> dict[str, Any]:
+def split_row(schedule: DecodeSchedule, splits: int) -> Report:
     """The chosen configuration with `splits` splits, for JSON."""
     problem, device, candidate = schedule.problem, schedule.device, schedule.candidate
     grid = decode_tiles.works(problem, candidate.config) * splits
@@ -160,7 +160,7 @@ def why_so_few(schedule: DecodeSchedule) -> str:
     return f"{few}, since the cache has no more to share out: {limit}, and there {heads}."
 
 
-def show(report: dict[str, Any], request: ProblemRequest) -> None:
+def show(report: Report, request: ProblemRequest) -> None:
     """An explanation as text."""
     device, rows = request.device, report["rows"]
     (best,) = (each for each in report["candidates"] if each["verdict"] == "chosen")
@@ -209,7 +209,7 @@ def which(request: ProblemRequest) -> str:
     return f"By default attention(q, k, v) runs {NAMES[auto.algorithm]} ({auto.algorithm}) here: {auto.reason}.{other}"
 
 
-def show_rows(rows: dict[str, int], best: dict[str, Any]) -> None:
+def show_rows(rows: dict[str, int], best: Report) -> None:
     """Show a tile's rows, and how a thread block's warps share them."""
     group, queries, tiles = rows["group"], rows["queries"], rows["row_tiles"]
     several = f"in {tiles} tiles of {rows['tile_rows']}" if tiles > 1 else f"in one tile of {rows['tile_rows']}"
@@ -230,7 +230,7 @@ def show_rows(rows: dict[str, int], best: dict[str, Any]) -> None:
     )
 
 
-def show_candidates(rows: list[dict[str, Any]]) -> None:
+def show_candidates(rows: list[Report]) -> None:
     """Print the candidates that could run, and those that could not."""
     shown = [each for each in rows if "reason" not in each]
     heads = ("keys", "slots", "warps", "splits", "thread blocks", "an SM", "waves", "in flight", "shared", "model", "")
@@ -268,7 +268,7 @@ def show_candidates(rows: list[dict[str, Any]]) -> None:
             say(told, first="  ", rest="    ")
 
 
-def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
+def show_rooms(report: Report, best: Report) -> None:
     """Print the shared memory by contents."""
     p, pages = report["problem"], "cache" in report and report["cache"]["page_size"]
     held = {
@@ -284,7 +284,7 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
     show_held(held, report["rooms"])
 
 
-def show_splits(report: dict[str, Any], request: ProblemRequest) -> None:
+def show_splits(report: Report, request: ProblemRequest) -> None:
     """Show the number of splits with its reason, and the cost of fewer and more."""
     rows = report["splits"]
     (own,) = (each for each in rows if each["chosen"])
@@ -316,7 +316,7 @@ def show_splits(report: dict[str, Any], request: ProblemRequest) -> None:
     )
 
 
-def splits_of(own: dict[str, Any], request: ProblemRequest) -> str:
+def splits_of(own: Report, request: ProblemRequest) -> str:
     """The number of splits and thread blocks, with the reason."""
     count, alone, asked = request.device.sm_count, own["thread_blocks"] // own["splits"], request.num_splits is not None
     without = f"{plural(alone, 'thread block')} for {count} multiprocessors"
@@ -333,7 +333,7 @@ def splits_of(own: dict[str, Any], request: ProblemRequest) -> str:
     )
 
 
-def show_in_flight(report: dict[str, Any], request: ProblemRequest, best: dict[str, Any]) -> None:
+def show_in_flight(report: Report, request: ProblemRequest, best: Report) -> None:
     """Little's law: what has to be under way, and what is."""
     flight = report["in_flight"]
     assumed = "" if request.device.hbm_bandwidth else " (assumed)"
@@ -348,7 +348,7 @@ def show_in_flight(report: dict[str, Any], request: ProblemRequest, best: dict[s
     )
 
 
-def enough(report: dict[str, Any], best: dict[str, Any]) -> str:
+def enough(report: Report, best: Report) -> str:
     """The verdict on the bytes in flight, with the reason if they are too few."""
     flight = report["in_flight"]
     if flight["bytes"] >= flight["needed_bytes"]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import asdict
-from typing import Any
 
 import click
 
+from cupyflash.basics import Report
 from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa2_tiles
 from cupyflash.schedules.fa2 import Fa2Schedule
@@ -21,7 +21,7 @@ RUNNERS_UP = 5  # shown, unless --all
 FITTED = "by the model below"
 
 
-def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, Any]:
+def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
     """The table with all that was to be chosen from, for JSON: bytes, clocks, scores a clock."""
     assert isinstance(schedule, Fa2Schedule)
     problem, device, chosen = schedule.problem, schedule.device, schedule.candidate
@@ -42,9 +42,9 @@ def verdict(candidate: Fa2Candidate, chosen: Fa2Candidate) -> str:
     return "finalist" if candidate.clocks < math.inf else "slower"
 
 
-def row(candidate: Fa2Candidate, verdict: str) -> dict[str, Any]:
+def row(candidate: Fa2Candidate, verdict: str) -> Report:
     """A candidate for JSON, with no more than is known of it."""
-    known: dict[str, Any] = {
+    known: Report = {
         "verdict": verdict,
         **asdict(candidate.config),
         "warps": candidate.config.warps,
@@ -60,9 +60,9 @@ def row(candidate: Fa2Candidate, verdict: str) -> dict[str, Any]:
     return known
 
 
-def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
+def show(report: Report, request: ProblemRequest, everything: bool) -> None:
     """Show the verdict on every candidate as text."""
-    by: dict[str, list[dict[str, Any]]] = {verdict: [] for verdict in ("chosen", "finalist", "slower", "rejected")}
+    by: dict[str, list[Report]] = {verdict: [] for verdict in ("chosen", "finalist", "slower", "rejected")}
     for each in report["candidates"]:
         by[each["verdict"]].append(each)
     (best,) = by["chosen"]
@@ -98,7 +98,7 @@ def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> N
         show_rejected(by["rejected"], everything)
 
 
-def show_finalists(rows: list[dict[str, Any]]) -> None:
+def show_finalists(rows: list[Report]) -> None:
     """Print the fastest of each Br with their needs, and the clocks of one of their tiles by unit."""
     heads = ("Br x Bc", "clocks", "waves", "warps", "rows", "stages", "Q in", "blocks", "shared", "registers", "bound by")
     cells = [
@@ -131,7 +131,7 @@ def show_finalists(rows: list[dict[str, Any]]) -> None:
     show_table(("Br x Bc", *names, "scores a clock"), parts)
 
 
-def show_rejected(rows: list[dict[str, Any]], everything: bool) -> None:
+def show_rejected(rows: list[Report], everything: bool) -> None:
     """Show rejected candidates: a count and an example of each reason, or all of them."""
     click.echo(f"\nRejected ({len(rows)}):\n")
     if everything:
@@ -144,11 +144,11 @@ def show_rejected(rows: list[dict[str, Any]], everything: bool) -> None:
         say(told, first="  ", rest=" " * 6)
 
 
-def _sizes(each: dict[str, Any]) -> str:
+def _sizes(each: Report) -> str:
     return f"{each['block_rows']:>4} x {each['block_cols']:<4}"
 
 
-def _held(each: dict[str, Any]) -> str:
+def _held(each: Report) -> str:
     """A configuration beside its block sizes."""
     resident = f", {plural(each['blocks'], 'block')} an SM" if "blocks" in each else ""
     q = ", Q in registers" if each["q_in_regs"] else ""
@@ -156,11 +156,11 @@ def _held(each: dict[str, Any]) -> str:
     return f"{plural(each['warps'], 'warp')} of {each['warp_rows']} rows{shared}, {plural(each['stages'], 'stage')}{q}{resident}"
 
 
-def _what(best: dict[str, Any]) -> str:
+def _what(best: Report) -> str:
     return f"{_sizes(best).strip()}, {_held(best)}, bound by {best['bound_by']}"
 
 
-def _why(best: dict[str, Any], others: list[dict[str, Any]]) -> str:
+def _why(best: Report, others: list[Report]) -> str:
     """The next fastest, and how much slower it is."""
     second = min(others, key=lambda each: each["clocks"])
     slower = second["clocks"] / best["clocks"] - 1 if best["clocks"] else 0.0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
+from cupyflash.basics import Report
 from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.schedules.fa3 import L2_SHARE, LEAST_ROUNDS, Fa3Schedule
@@ -19,7 +18,7 @@ UNEVEN = 1.05
 """The balance above which the output says why no row block is cut in two."""
 
 
-def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, Any]:
+def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
     """The candidates, and the chosen one's rooms, roles, clocks of a turn and grid, for JSON."""
     assert isinstance(schedule, Fa3Schedule)
     problem, device = schedule.problem, schedule.device
@@ -45,7 +44,7 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, An
     }
 
 
-def row(candidate: Fa3Candidate, chosen: Fa3Candidate) -> dict[str, Any]:
+def row(candidate: Fa3Candidate, chosen: Fa3Candidate) -> Report:
     """A candidate for JSON, with no more than is known of it."""
     config = candidate.config
     verdict = "rejected" if candidate.rejected else "chosen" if candidate == chosen else "later"
@@ -64,7 +63,7 @@ def row(candidate: Fa3Candidate, chosen: Fa3Candidate) -> dict[str, Any]:
     return known | {"turn_clocks": dict(candidate.parts), "bound_by": candidate.bound, "scores_a_clock": candidate.rate}
 
 
-def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
+def show(report: Report, request: ProblemRequest, everything: bool) -> None:
     """Show the candidates and the chosen one as text."""
     (best,) = (each for each in report["candidates"] if each["verdict"] == "chosen")
     say(
@@ -90,7 +89,7 @@ def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> N
     say(f"Bound by {best['bound_by']}; {report['clocks']:,.0f} clocks in all, by the model. {order(report, request)}")
 
 
-def show_tried(rows: list[dict[str, Any]], everything: bool) -> None:
+def show_tried(rows: list[Report], everything: bool) -> None:
     """Show the candidates up to the chosen tile, with reasons, and the widest later one; or all of them."""
     chosen = next(at for at, each in enumerate(rows) if each["verdict"] == "chosen")
     later = rows[chosen + 1 :]
@@ -112,7 +111,7 @@ def show_tried(rows: list[dict[str, Any]], everything: bool) -> None:
         say(f"and {len(later) - len(shown)} more that would have come later (--all)", first="  ")
 
 
-def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
+def show_rooms(report: Report, best: Report) -> None:
     """Print the shared memory by contents."""
     p, rows, cols, slots = report["problem"], best["block_rows"], best["block_cols"], best["stages"]
     held = {
@@ -131,7 +130,7 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
     show_held(held, report["rooms"])
 
 
-def show_roles(report: dict[str, Any], best: dict[str, Any]) -> None:
+def show_roles(report: Report, best: Report) -> None:
     """Threads and registers by role."""
     say(
         f"Registers: {report['launch_registers']} a thread at launch, which setmaxnreg then moves between the roles. The "
@@ -147,7 +146,7 @@ def show_roles(report: dict[str, Any], best: dict[str, Any]) -> None:
     show_table(("role", "threads", "a thread", "together"), rows)
 
 
-def order(report: dict[str, Any], request: ProblemRequest) -> str:
+def order(report: Report, request: ProblemRequest) -> str:
     """The order in which row blocks come to thread blocks, and products to the tensor cores."""
     p, grid = request.problem, report["grid"]
     megabytes = grid["heads_at_a_time"] * p.kv_heads // p.heads * p.seqlen_k * (p.head_dim + p.head_dim_v) * p.itemsize / 2**20
@@ -178,5 +177,5 @@ def order(report: dict[str, Any], request: ProblemRequest) -> str:
     )
 
 
-def _sizes(each: dict[str, Any]) -> str:
+def _sizes(each: Report) -> str:
     return f"{each['block_rows']:>3} x {each['block_cols']:<3}"

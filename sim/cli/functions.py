@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import click
 import numpy as np
 
+from cupyflash.basics import Array, Report, Values
 from cupyflash.expressions.c import ELEMENTS
 from cupyflash.expressions.tree import depends_on
 from cupyflash.request.named_scores import one_score
@@ -31,10 +32,10 @@ class ScoreFunctions:
 
     score: Score | None = None
     mask: Mask | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
+    given: Values = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> ScoreFunctions:
+    def of(cls, options: Values) -> ScoreFunctions:
         """The functions of the options' values, by name. Raises as `Score`, `Mask` and `one_score` do, or click.UsageError."""
         texts = {name: options[name] for name in ("score", "mask_function") if options[name] is not None}
         if options["capture"] and not texts:
@@ -43,7 +44,7 @@ class ScoreFunctions:
             raise click.UsageError("--mask cannot go with --mask-function, which is the mask")
         values = _captured([*texts.values()], options["capture"])
         used = {name: _words(text) for name, text in texts.items()}
-        made: dict[str, Any] = {}
+        made: Report = {}
         for name, text in texts.items():
             others = set().union(*(words for other, words in used.items() if other != name)) - used[name]
             made[name] = (Score if name == "score" else Mask)(text, **{one: values[one] for one in values.keys() - others})
@@ -61,7 +62,7 @@ class ScoreFunctions:
         return {name: value for name, value in self.given.items() if not isinstance(value, np.ndarray)}
 
     @property
-    def forms(self) -> dict[str, Any]:
+    def forms(self) -> Report:
         """Theirs, or None, by the names of `Options`."""
         return {
             "score": None if self.score is None else self.score.form,
@@ -69,7 +70,7 @@ class ScoreFunctions:
         }
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Report:
         """The given values, by the names of the kernels' struct."""
         forms = [form for form in self.forms.values() if form is not None]
         return {
@@ -102,9 +103,9 @@ def _is_drawn(value: Any) -> bool:
     return isinstance(value, _Drawn)
 
 
-def _captured(texts: Sequence[str], captures: Sequence[str]) -> dict[str, Any]:
+def _captured(texts: Sequence[str], captures: Sequence[str]) -> Report:
     """Values by name."""
-    found: dict[str, Any] = {}
+    found: Report = {}
     for capture in captures:
         name, equals, what = (part.strip() for part in capture.partition("="))
         if not (name.isidentifier() and equals) or name in found:
@@ -125,10 +126,10 @@ def _captured(texts: Sequence[str], captures: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _loaded(name: str, path: str) -> np.ndarray:
+def _loaded(name: str, path: str) -> Array:
     """A file's array."""
     try:
-        loaded: np.ndarray = np.load(path, allow_pickle=False)
+        loaded: Array = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it holds no array that NumPy loads"
         raise click.BadParameter(f"{name}: {path}: {reason}", param_hint="--capture") from error

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
+from cupyflash.basics import Report
 from cupyflash.schedules import DecodeSchedule
 from cupyflash.sim import theory
 from cupyflash.sim.cli import l2, predicted_time
@@ -19,7 +18,7 @@ from cupyflash.sim.traffic import Traffic
 from cupyflash.words import plural
 
 
-def predict(request: ProblemRequest, as_json: bool, models: dict[str, Any]) -> None:
+def predict(request: ProblemRequest, as_json: bool, models: Report) -> None:
     """Print it, as text or as JSON, with what `models` of the L2 and of times say, where that was asked; `Found` where replay and
     closed form disagree."""
     schedule = request.decode_schedule()
@@ -32,7 +31,7 @@ def predict(request: ProblemRequest, as_json: bool, models: dict[str, Any]) -> N
         raise Found("the replay disagrees with the closed form")
 
 
-def prediction(request: ProblemRequest, schedule: DecodeSchedule, form: Traffic) -> dict[str, Any]:
+def prediction(request: ProblemRequest, schedule: DecodeSchedule, form: Traffic) -> Report:
     """The prediction for JSON."""
     device, bandwidth = request.device, request.device.hbm_bandwidth
     return {
@@ -53,7 +52,7 @@ def prediction(request: ProblemRequest, schedule: DecodeSchedule, form: Traffic)
     }
 
 
-def show_models(report: dict[str, Any]) -> None:
+def show_models(report: Report) -> None:
     """Show the models of the L2 and of times, if a report has them."""
     for name, show_model in (("l2", l2.show), ("time", predicted_time.show)):
         if name in report:
@@ -67,7 +66,7 @@ def operations(schedule: DecodeSchedule) -> int:
     return 2 * p.seqlen_q * schedule.group * theory.key_bytes(schedule) // p.itemsize
 
 
-def moved(form: Traffic, bandwidth: float | None) -> dict[str, Any]:
+def moved(form: Traffic, bandwidth: float | None) -> Report:
     """The bytes of one way, for JSON."""
     return {
         "key_bytes": sum(form[name].read_bytes for name in KEYS),
@@ -76,7 +75,7 @@ def moved(form: Traffic, bandwidth: float | None) -> dict[str, Any]:
     }
 
 
-def of_fa2(schedule: DecodeSchedule, bandwidth: float | None) -> dict[str, Any]:
+def of_fa2(schedule: DecodeSchedule, bandwidth: float | None) -> Report:
     """The bytes of fa2's calls for the same queries, on keys that are gathered first."""
     try:
         schedules = gathered(schedule)
@@ -85,7 +84,7 @@ def of_fa2(schedule: DecodeSchedule, bandwidth: float | None) -> dict[str, Any]:
     return moved(together(schedules), bandwidth)
 
 
-def show(report: dict[str, Any], request: ProblemRequest, schedule: DecodeSchedule) -> None:
+def show(report: Report, request: ProblemRequest, schedule: DecodeSchedule) -> None:
     """A prediction as text."""
     device = request.device
     say(request.title, rest="  ")
@@ -133,7 +132,7 @@ def of_keys(keys: dict[str, int], schedule: DecodeSchedule) -> str:
     return f"{told}each once a key head, and the rest of the blocks that a window begins or ends in."
 
 
-def show_beside(report: dict[str, Any], request: ProblemRequest, schedule: DecodeSchedule) -> None:
+def show_beside(report: Report, request: ProblemRequest, schedule: DecodeSchedule) -> None:
     """Decoding's bytes beside a call of fa2."""
     ours, theirs = report["beside"]["decode"], report["beside"]["fa2"]
     if "refused" in theirs:
@@ -145,7 +144,7 @@ def show_beside(report: dict[str, Any], request: ProblemRequest, schedule: Decod
     sums = ("key_bytes", "read_bytes", "write_bytes", "total_bytes")
     ratios = [f"{theirs[name] / ours[name]:.2f}" if ours[name] else "-" for name in sums]
 
-    def cells(label: str, row: dict[str, Any]) -> tuple[str, ...]:
+    def cells(label: str, row: Report) -> tuple[str, ...]:
         model = "-" if row["hbm_seconds"] is None else f"{row['hbm_seconds'] * 1e6:,.2f}"
         return (label, *(f"{row[name]:,}" for name in sums), model)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from cupyflash.basics import Report
 from cupyflash.sim import text
 from cupyflash.sim.cli.ranks import Split, require_over_ranks
 from cupyflash.sim.cli.request import ProblemRequest
@@ -27,7 +28,7 @@ def predict(request: ProblemRequest, ranks: int, split: Split, as_json: bool) ->
     tell(report, as_json, show, request, model)
 
 
-def prediction(request: ProblemRequest, model: RingModel, other: RingModel) -> dict[str, Any]:
+def prediction(request: ProblemRequest, model: RingModel, other: RingModel) -> Report:
     """The prediction for JSON; `other` passes K and V round where this one gathers them, or the other way round."""
     ring, hidden = model.ring, model.hidden_from
     return {
@@ -51,7 +52,7 @@ def prediction(request: ProblemRequest, model: RingModel, other: RingModel) -> d
     }
 
 
-def times(model: RingModel) -> dict[str, Any]:
+def times(model: RingModel) -> Report:
     """Modelled times, and their share of the ideal."""
     during, apart = model.waits
     return {
@@ -69,7 +70,7 @@ def shown(model: RingModel) -> list[int]:
     return list(range(ranks)) if ranks <= MOST_SHOWN else sorted({0, 1, ranks // 2, model.busiest, ranks - 2, ranks - 1})
 
 
-def of_rank(model: RingModel, rank: int) -> dict[str, Any]:
+def of_rank(model: RingModel, rank: int) -> Report:
     """One rank's counts."""
     hbm, memory = model.hbm(rank), model.memory(rank)
     carried = link_bytes(model.ring, model.problem, backward=model.backward)
@@ -116,7 +117,7 @@ def shown_bytes(count: float) -> str:
     return text.in_units(count, text.DECIMAL[1:], ",.2f", f"{count:,.0f} bytes")
 
 
-def show(report: dict[str, Any], request: ProblemRequest, model: RingModel) -> None:
+def show(report: Report, request: ProblemRequest, model: RingModel) -> None:
     """A prediction as text."""
     ring, device = model.ring, request.device
     way = "K and V gathered" if ring.gather else plural(report["steps"], "step")
@@ -134,7 +135,7 @@ def show(report: dict[str, Any], request: ProblemRequest, model: RingModel) -> N
     show_whole(report, model)
 
 
-def show_by_rank(report: dict[str, Any]) -> None:
+def show_by_rank(report: Report) -> None:
     """Show what each rank computes, sends, receives, moves and holds."""
     rows = []
     for row in report["by_rank"]:
@@ -151,7 +152,7 @@ def show_by_rank(report: dict[str, Any]) -> None:
     say(f"The mean rank has {report['balance']:.1%} of the busiest one's scores (rank {report['busiest_rank']}).")
 
 
-def show_steps(report: dict[str, Any], model: RingModel) -> None:
+def show_steps(report: Report, model: RingModel) -> None:
     """The busiest rank's steps, equal ones together."""
     rows: list[list[Any]] = []
     for number, step in enumerate(report["timeline"]):
@@ -176,7 +177,7 @@ def label(steps: Any) -> str:
     return f"{first}" if first == last else f"{first} to {last}"
 
 
-def show_whole(report: dict[str, Any], model: RingModel) -> None:
+def show_whole(report: Report, model: RingModel) -> None:
     """Time of all, the share of the ideal, the length from which transfers hide, and the better way."""
     during, apart = model.waits
     waiting = [f"{shown_time(during)} in steps"] * (during > 0) + [f"{shown_time(apart)} before or after them"] * (apart > 0)

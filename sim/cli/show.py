@@ -14,6 +14,7 @@ from typing import Any
 import click
 import numpy as np
 
+from cupyflash.basics import Array, Report, Values
 from cupyflash.device import Device
 from cupyflash.request.options import OPTIONS
 from cupyflash.request.problem import Problem
@@ -57,7 +58,7 @@ def print_or_write(content: str, output: Path | None) -> None:
         click.echo(f"wrote {output}", err=True)
 
 
-def flat(problem: Problem) -> dict[str, Any]:
+def flat(problem: Problem) -> Report:
     """A problem for JSON: its options are fields beside its sizes, as `Problem(...)` takes them."""
     asked = problem.options
     fields = asdict(replace(problem, options=replace(asked, pattern=None, score=None, mask_function=None)))
@@ -66,7 +67,7 @@ def flat(problem: Problem) -> dict[str, Any]:
     return {**fields, **options, "score": _of_form(asked.score), "mask_function": _of_form(asked.mask_function)}
 
 
-def _of_form(form: Form | None) -> dict[str, Any] | None:
+def _of_form(form: Form | None) -> Report | None:
     """A function for JSON."""
     return None if form is None else {"text": form.text, "captured": {one.name: str(one) for one in form.captured}}
 
@@ -113,14 +114,14 @@ def describe_cache(problem: Problem, cache: Cache, swept: bool = False) -> str:
     return ", ".join(told)
 
 
-def tiling_report(schedule: TileSchedule) -> dict[str, Any]:
+def tiling_report(schedule: TileSchedule) -> Report:
     """The three stages of a tiling, for JSON."""
     tiling = schedule.tiling
     stages = {"paper": tiling.paper, "fitted": tiling.fitted, "used": tiling.used}
     return {name: None if size is None else asdict(size) for name, size in stages.items()}
 
 
-def show_tiling(stages: Mapping[str, Any]) -> None:
+def show_tiling(stages: Values) -> None:
     """Block sizes by name, as the three stages of a tiling, with their reasons."""
     longest = max(map(len, stages))
     before = None
@@ -135,12 +136,12 @@ def show_tiling(stages: Mapping[str, Any]) -> None:
         before = size
 
 
-def taken(thing: object, *names: str) -> dict[str, Any]:
+def taken(thing: object, *names: str) -> Report:
     """Some attributes of a thing by name, for JSON."""
     return {name: getattr(thing, name) for name in names}
 
 
-def tell(report: dict[str, Any], as_json: bool, show: Callable[..., None], *given: Any) -> None:
+def tell(report: Report, as_json: bool, show: Callable[..., None], *given: Any) -> None:
     """Print a report, as JSON or as `show(report, *given)` has it."""
     click.echo(json.dumps(report, indent=2)) if as_json else show(report, *given)
 
@@ -153,7 +154,7 @@ def detected() -> Device | None:
         return None
 
 
-def worst_error(out: np.ndarray, expected: np.ndarray) -> float:
+def worst_error(out: Array, expected: Array) -> float:
     """The largest absolute difference."""
     return float(np.abs(out.astype(np.float64) - expected).max(initial=0))
 
@@ -164,6 +165,6 @@ def show_held(held: Mapping[str, tuple[str, str]], rooms: Mapping[str, int]) -> 
     show_table(("held", "", "bytes"), [(*held[name], f"{nbytes:,}") for name, nbytes in rooms.items()], left=(0, 1))
 
 
-def show_balance(report: dict[str, Any]) -> None:
+def show_balance(report: Report) -> None:
     """Show how evenly the work is shared out."""
     say(f"Balance: the busiest place for a thread block has {report['balance']:.3f} times the mean of all, in turns.")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from cupyflash.basics import Report, Values
 from cupyflash.device import Device
 from cupyflash.sim.cli.options import gathered
 from cupyflash.sim.cli.profile import (
@@ -87,7 +88,7 @@ def time(launch: TimedLaunch, chip: Chip, report: TimeReport) -> None:
     _show(found, report.lines)
 
 
-def _timed(asked: TimedLaunch, chip: Chip, foretold: Callable[[float], None]) -> dict[str, Any]:
+def _timed(asked: TimedLaunch, chip: Chip, foretold: Callable[[float], None]) -> Report:
     """Returns the report of a launch, for JSON; `foretold` as `sim.clock.timed` has it."""
     from cupyflash.sim.clock.loaded import of_file
     from cupyflash.sim.clock.timed import timed
@@ -107,7 +108,7 @@ def _timed(asked: TimedLaunch, chip: Chip, foretold: Callable[[float], None]) ->
     return timed(loaded, chip.device, chip.mhz, cold=chip.cold, foretold=foretold).to_dict()
 
 
-def _earlier(path: Path) -> dict[str, Any]:
+def _earlier(path: Path) -> Report:
     """Reads an earlier run's JSON; ValueError if it is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -118,13 +119,13 @@ def _earlier(path: Path) -> dict[str, Any]:
     return found
 
 
-def _lines(report: Mapping[str, Any]) -> Sequence[TimedLine]:
+def _lines(report: Values) -> Sequence[TimedLine]:
     from cupyflash.sim.clock.lines import TimedLine
 
     return [TimedLine.read(each) for each in report["lines"]]
 
 
-def _compared(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+def _compared(earlier: Values, found: Values) -> Report:
     """Returns the change since an earlier run: of the whole time, and of each line."""
     from cupyflash.sim.clock.lines import changes
 
@@ -133,7 +134,7 @@ def _compared(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str,
     return kept | {"change": found["seconds"] - earlier["seconds"], "lines": moved}
 
 
-def _show(found: Mapping[str, Any], count: int) -> None:
+def _show(found: Values, count: int) -> None:
     from cupyflash.sim.clock.known import KnownError
 
     rates = f"{found['tflops']:,.2f} TFLOP/s" if found["tflops"] > 0.1 else f"{found['dram_gbs']:,.0f} GB/s of DRAM"
@@ -150,14 +151,14 @@ def _show(found: Mapping[str, Any], count: int) -> None:
         _show_change(found["against"], found["seconds"], count)
 
 
-def _row(line: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(line: Values) -> tuple[str, ...]:
     spent = sum(line["stalls"].values())
     reasons = [f"{name} {clocks / spent:.0%}" for name, clocks in list(line["stalls"].items())[:2] if clocks > 0.05 * spent]
     place = f"{Path(line['file']).name}:{line['line']}" if line["file"] else str(line["line"])
     return place, _short(line["text"]), f"{line['seconds'] * 1e6:,.2f}", f"{line['share']:.0%}", ", ".join(reasons)
 
 
-def _show_change(change: Mapping[str, Any], seconds: float, count: int) -> None:
+def _show_change(change: Values, seconds: float, count: int) -> None:
     click.echo()
     before = change["seconds"]
     say(f"Against {change['kernel']} on {change['device']}, {before * 1e6:,.1f} us: {(seconds - before) * 1e6:+,.1f} us, "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from cupyflash.basics import Report, Values
 from cupyflash.device import Device
 from cupyflash.request.options import Options
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule
@@ -45,7 +45,7 @@ def measured(schedule: TileSchedule, folder: Path = RESULTS) -> tuple[Measured, 
         return ()
     found: list[Measured] = []
     for file in files(folder):
-        run: Mapping[str, Any] = {}
+        run: Values = {}
         for number, line in numbered(file):
             run = line if line["kind"] == "run" else run
             try:
@@ -62,7 +62,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.jsonl"), key=lambda each: each.stem)
 
 
-def measurement(run: Mapping[str, Any], line: Mapping[str, Any], file: Path) -> Measured:
+def measurement(run: Values, line: Values, file: Path) -> Measured:
     """The measurement of a run's line. KeyError, TypeError or ValueError if it is not one."""
     seconds, spread = float(line["seconds"]), float(line["spread_s"])
     if not 0 < seconds < math.inf:
@@ -71,12 +71,12 @@ def measurement(run: Mapping[str, Any], line: Mapping[str, Any], file: Path) -> 
     return Measured(line["implementation"], seconds, spread, exposed, str(run["date"]), str(run["commit"]), file.name)
 
 
-def read(file: Path) -> Iterator[dict[str, Any]]:
+def read(file: Path) -> Iterator[Report]:
     """The lines of a benchmark's file; an incomplete last one is left out."""
     return (line for _, line in numbered(file))
 
 
-def numbered(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def numbered(file: Path) -> Iterator[tuple[int, Report]]:
     """The same with their numbers. ValueError, with file and line, for a line that no benchmark writes."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -94,7 +94,7 @@ def numbered(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, line
 
 
-def case_of(schedule: TileSchedule) -> dict[str, Any] | None:
+def case_of(schedule: TileSchedule) -> Report | None:
     """The fields of lines about the same problem, as benchmarks/cases.py names them; None if no benchmark times such a problem."""
     p, asked = schedule.problem, schedule.problem.options
     decoding = isinstance(schedule, DecodeSchedule)
@@ -109,14 +109,14 @@ def case_of(schedule: TileSchedule) -> dict[str, Any] | None:
     return {"pass": "backward" if isinstance(schedule, BackwardSchedule) else "forward", **case}
 
 
-def is_of(schedule: TileSchedule, case: Mapping[str, Any], run: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
+def is_of(schedule: TileSchedule, case: Values, run: Values, line: Values) -> bool:
     """True if a line has a right figure of the schedule's kernels on its device."""
     good = not run.get("simulated", True) and "seconds" in line and "invalid" not in line and line.get("right") is not False
     same = good and all(line.get(name) == value for name, value in case.items()) and same_chip(schedule.device, run["device"])
     return same and implements(schedule, line)
 
 
-def implements(schedule: TileSchedule, line: Mapping[str, Any]) -> bool:
+def implements(schedule: TileSchedule, line: Values) -> bool:
     """True if a line is about the schedule's kernels: by the benchmark's names, and its tile or splits if the line has them."""
     size, named = f"{schedule.block_rows}x{schedule.block_cols}", line["implementation"]
     if isinstance(schedule, DecodeSchedule):
@@ -127,6 +127,6 @@ def implements(schedule: TileSchedule, line: Mapping[str, Any]) -> bool:
     return named in (schedule.algorithm, f"{schedule.algorithm} {size}") and line.get("tile", size) == size
 
 
-def same_chip(device: Device, told: Mapping[str, Any]) -> bool:
+def same_chip(device: Device, told: Values) -> bool:
     """True if a file's device, which CUDA named, is this one: the same name in the catalogue, and the same size."""
     return catalogue_name(str(told["name"])) == catalogue_name(device.name) and told["sm_count"] == device.sm_count

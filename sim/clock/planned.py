@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
 from cupyflash.arrays import numpy_dtype
+from cupyflash.basics import Array, Report, Values
 from cupyflash.launch import cubins
 from cupyflash.launch.binding import argument_values
 from cupyflash.launch.compiler import program
@@ -28,7 +28,7 @@ from .loaded import LoadedLaunch
 from .whole import Clock
 
 
-def clocks(schedule: TileSchedule, mhz: float | None = None, given: Mapping[str, Any] = NOTHING_GIVEN) -> Iterator[Clock]:
+def clocks(schedule: TileSchedule, mhz: float | None = None, given: Values = NOTHING_GIVEN) -> Iterator[Clock]:
     """Yields the clock of each of a schedule's launches on its device, in their order.
 
     `given`: values that score and mask functions capture, by name; others are drawn. ValueError for packed sequences; raises as
@@ -75,7 +75,7 @@ def dram_shares(schedule: TileSchedule) -> Mapping[str, float]:
     return {name: found.dram[name].read_bytes / max(moved.read_bytes, 1) for name, moved in found.asked.items()}
 
 
-def launched(kernel: Kernel, schedule: Schedule, given: Mapping[str, Any]) -> LoadedLaunch:
+def launched(kernel: Kernel, schedule: Schedule, given: Values) -> LoadedLaunch:
     """Returns a launch of a kernel's machine code with the fields of its struct."""
     made = program(kernel, schedule.device.compute_capability)
     cubin = cubins.compiled(made._replace(options=(*made.options, "-lineinfo"))).code
@@ -85,13 +85,13 @@ def launched(kernel: Kernel, schedule: Schedule, given: Mapping[str, Any]) -> Lo
     return LoadedLaunch(launch, cubin, {})
 
 
-def arguments(kernel: Kernel, schedule: Schedule, given: Mapping[str, Any]) -> BoundArguments:
+def arguments(kernel: Kernel, schedule: Schedule, given: Values) -> BoundArguments:
     """Returns a kernel's struct with some fields' values."""
     params = module(kernel, schedule.device.compute_capability).program.functions[kernel.name].params
     return bind(kernel.name, params, {"p": given}, ())
 
 
-def contents(schedule: TileSchedule, given: Mapping[str, Any] = NOTHING_GIVEN) -> dict[str, Any]:
+def contents(schedule: TileSchedule, given: Values = NOTHING_GIVEN) -> Report:
     """The arrays of a schedule's call, results and workspaces too, and its own numbers, by the names of the kernels' struct.
 
     Arrays hold zeros, but for lengths, pages, block masks and the states of a mask's tiles, which say what is visited: all where
@@ -99,7 +99,7 @@ def contents(schedule: TileSchedule, given: Mapping[str, Any] = NOTHING_GIVEN) -
     """
     p, kind = schedule.problem, numpy_dtype(schedule.problem.dtype)
     rows = p.batch, p.heads, p.seqlen_q
-    found: dict[str, Any] = {} if not isinstance(schedule, DecodeSchedule) else cache_of(schedule)
+    found: Report = {} if not isinstance(schedule, DecodeSchedule) else cache_of(schedule)
     keys = rows_of_keys(schedule)
     shapes = {"Q": (*rows, p.head_dim), "K": (*keys, p.head_dim), "V": (*keys, p.head_dim_v), "O": (*rows, p.head_dim_v)}
     if isinstance(schedule, BackwardSchedule):
@@ -124,7 +124,7 @@ def contents(schedule: TileSchedule, given: Mapping[str, Any] = NOTHING_GIVEN) -
     return found | arrays | dict(numbers) | dropped | spaces | states_of(schedule)
 
 
-def cache_of(schedule: DecodeSchedule) -> dict[str, np.ndarray]:
+def cache_of(schedule: DecodeSchedule) -> dict[str, Array]:
     """The arrays of a cache beside K and V; pages follow one another."""
     p, cache, kind = schedule.problem, schedule.cache, numpy_dtype(schedule.problem.dtype)
     found = {"cache_seqlens": np.array(schedule.cached, np.int32)}
@@ -145,7 +145,7 @@ def rows_of_keys(schedule: TileSchedule) -> tuple[int, ...]:
     return p.batch, p.kv_heads, p.seqlen_k
 
 
-def states_of(schedule: TileSchedule) -> dict[str, np.ndarray]:
+def states_of(schedule: TileSchedule) -> dict[str, Array]:
     """The states of a mask's tiles; mixed ones where the host does not know them."""
     found = {}
     for one in (schedule, *getattr(schedule, "beside", ())):

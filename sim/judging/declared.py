@@ -1,13 +1,13 @@
 """Declarations: the texts by which a function's annotations say its inputs, such as `x: "float32[m, n]"`.
 
-    float32[m, n]                an array; a size is a name, a number or a sum or product of both: 16*k, n+1
-    float32[m, n<=1024]          a size with its largest value
-    float16|float32[...]         of either type; `...` are any axes, the same for all arrays that have them
-    int32[n] in range(m)         integers from 0 to below m; range(1, m+1); floating-point numbers: in (0, 1)
-    float32                      a NumPy scalar; int and float: Python's numbers; `in` as above
-    n                            the size n, as a Python int
-    out float32[m]               an array that the function writes: it arrives unwritten
-    inout float32[m]             one that it reads and changes
+float32[m, n]                an array; a size is a name, a number or a sum or product of both: 16*k, n+1
+float32[m, n<=1024]          a size with its largest value
+float16|float32[...]         of either type; `...` are any axes, the same for all arrays that have them
+int32[n] in range(m)         integers from 0 to below m; range(1, m+1); floating-point numbers: in (0, 1)
+float32                      a NumPy scalar; int and float: Python's numbers; `in` as above
+n                            the size n, as a Python int
+out float32[m]               an array that the function writes: it arrives unwritten
+inout float32[m]             one that it reads and changes
 """
 
 from __future__ import annotations

@@ -238,9 +238,7 @@ def plans(space: DrawSpace, inputs: int) -> list[DrawPlan]:
     out += [DrawPlan(f"empty {name}", demanded=False) for name in names[:2]]
     if not names:
         out = list({(plan.values, plan.layout): plan for plan in reversed(out)}.values())[::-1]
-    return [
-        DrawPlan(one.sizes, one.values, one.layout, one.demanded, one.orders, number) for one in out for number in range(types)
-    ]
+    return [DrawPlan(one.sizes, one.values, one.layout, one.demanded, one.orders, number) for one in out for number in range(types)]
 
 
 Maker = Callable[[Draw], "dict[str, Any]"]

@@ -38,6 +38,7 @@ class JudgedProblem:
         """Returns the problem. Raises ValueError or TypeError where its inputs are not declared, or wrongly."""
         ours, theirs = parameters(function), parameters(reference)
         declared = {} if inputs is not None else declarations(ours, theirs)
+
         def made(draw: Draw) -> dict[str, Any]:
             if inputs is None:
                 return {name: draw.declared(one) for name, one in declared.items()}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.device import Device
 from cupyflash.sim.ranges import ranges
 
@@ -69,7 +70,7 @@ class L2:
         """The cache for JSON."""
         return {"l2_bytes": self.nbytes, "ways": self.ways, "sets": self.sets, "line_bytes": LINE, "sector_bytes": SECTOR}
 
-    def sets_of(self, lines: np.ndarray) -> np.ndarray:
+    def sets_of(self, lines: Array) -> Array:
         """The sets of these line numbers."""
         stretch = (lines // self.sets).astype(np.uint64)
         turns = (stretch * np.uint64(_MIX) >> np.uint64(40)) % np.uint64(self.sets // self.rotated)
@@ -87,13 +88,13 @@ class Requests:
     `asked` are the bytes that their lanes request in all: a different number if lanes request the same bytes, or leave some out.
     """
 
-    turn: np.ndarray
-    move: np.ndarray
-    first: np.ndarray
-    nbytes: np.ndarray
-    write: np.ndarray
-    times: np.ndarray
-    asked: np.ndarray
+    turn: Array
+    move: Array
+    first: Array
+    nbytes: Array
+    write: Array
+    times: Array
+    asked: Array
 
     @classmethod
     def of(
@@ -114,9 +115,7 @@ class Requests:
         return replace(self, move=np.full_like(self.turn, move), write=np.full_like(self.turn, write))
 
     @classmethod
-    def of_elements(
-        cls, turn: np.ndarray, at: np.ndarray, often: np.ndarray, itemsize: int, *, whose: np.ndarray | None = None
-    ) -> Requests:
+    def of_elements(cls, turn: Array, at: Array, often: Array, itemsize: int, *, whose: Array | None = None) -> Requests:
         """Return requests for elements at these addresses, each `often`, by sectors. Neighbouring elements are one request if
         thread blocks request them together: at the same place along the first axis, or with the same `whose`; and in one `turn`."""
         turn, sector, often = (np.atleast_1d(each) for each in np.broadcast_arrays(turn, at // SECTOR, often))
@@ -173,17 +172,17 @@ class CacheCounts:
     """Counts for each tensor: bytes asked for, sectors that reads asked for, those of them that DRAM had to give, and sectors that
     were written and go back to DRAM."""
 
-    read_bytes: np.ndarray
-    write_bytes: np.ndarray
-    sectors: np.ndarray
-    missed: np.ndarray
-    returned: np.ndarray
+    read_bytes: Array
+    write_bytes: Array
+    sectors: Array
+    missed: Array
+    returned: Array
 
     @classmethod
     def zero(cls, tensors: int) -> CacheCounts:
         return cls(*np.zeros((len(fields(cls)), tensors), np.int64))
 
-    def add_dram(self, sectors: np.ndarray, write: np.ndarray, tensor: np.ndarray) -> None:
+    def add_dram(self, sectors: Array, write: Array, tensor: Array) -> None:
         """Add sectors that DRAM gives to a tensor's reads, or gets from its writes."""
         for counts, these in ((self.missed, ~write), (self.returned, write)):
             counts += np.bincount(tensor[these], sectors[these], len(counts)).astype(np.int64)
@@ -199,7 +198,7 @@ class Sets:
         shape = l2.sets // run, l2.ways
         self._runs, self._used, self._known = np.full(shape, -1), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
 
-    def look_up(self, runs: np.ndarray, masks: np.ndarray, write: np.ndarray) -> np.ndarray:
+    def look_up(self, runs: Array, masks: Array, write: Array) -> Array:
         """Look up runs that are requested in this order, of each the sectors in a mask, to be read or (with `write`) written.
 
         Returns for each the number of sectors that DRAM has to give, or will get: written sectors count once until their line is
@@ -223,7 +222,7 @@ class Sets:
             held[every, way], used[every, way], known[every, way] = run, self._now + turn + 1, asked[at] | there
         self._runs[sets], self._used[sets], self._known[sets] = held, used, known
         self._now += len(runs)
-        found: np.ndarray = self.run * _COUNT[np.where(write, fresh >> SECTORS, fresh) & _VALID]
+        found: Array = self.run * _COUNT[np.where(write, fresh >> SECTORS, fresh) & _VALID]
         return found
 
 
@@ -267,7 +266,7 @@ class SectoredCache:
                 counts.add_dram(sets.look_up(runs, masks, write), write, of)
 
 
-def _runs_of(run: int, first: np.ndarray, end: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _runs_of(run: int, first: Array, end: Array, number: Array) -> tuple[Array, Array]:
     """The runs of lines of some requests, and of each the requested sectors, as a mask."""
     ends, runs = np.cumsum(number), ranges(first // (run * LINE), number)
     masks = np.full(len(runs), _VALID)

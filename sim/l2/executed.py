@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
+from cupyflash.basics import Array, Report
 from cupyflash.request.score import Mask, Score
 from cupyflash.schedules import TileSchedule
 from cupyflash.sim.execution import Onlookers, Watch
@@ -62,12 +62,12 @@ class Placed:
 class SectorLines:
     """Lines that thread blocks ask for: the block, the line, and the sectors of it as a mask."""
 
-    block: np.ndarray
-    line: np.ndarray
-    mask: np.ndarray
+    block: Array
+    line: Array
+    mask: Array
 
     @classmethod
-    def of(cls, block: np.ndarray, sector: np.ndarray) -> SectorLines:
+    def of(cls, block: Array, sector: Array) -> SectorLines:
         """Join neighbouring requests for sectors of one line into one, unless few would join."""
         line, new = sector >> SECTORS_BITS, np.ones(len(sector), np.bool_)
         np.not_equal(line[1:], line[:-1], new[1:])
@@ -79,7 +79,7 @@ class SectorLines:
         return cls(block[at], line[at], np.bitwise_or.reduceat(mask, at) if len(at) else mask)
 
     @classmethod
-    def of_pieces(cls, block: np.ndarray, first: np.ndarray, nbytes: np.ndarray) -> SectorLines:
+    def of_pieces(cls, block: Array, first: Array, nbytes: Array) -> SectorLines:
         """The lines of `nbytes` bytes from address `first` on, for each request."""
         there = nbytes > 0
         block, first, nbytes = block[there], first[there], nbytes[there]
@@ -94,7 +94,7 @@ class AskedLines(LaunchedBlocks):
     def __init__(self, execution: Observed, grid: int, slots: int) -> None:
         self.execution, self.grid, self.slots = execution, grid, slots
         self.turns = np.zeros(grid, np.int32)
-        self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []  # blocks, their turns, lines, masks
+        self._parts: list[tuple[Array, Array, Array, Array]] = []  # blocks, their turns, lines, masks
         self._whose: list[tuple[int, bool]] = []  # of each part the tensor, and whether it is written
         self._noted = 0
         self._wave: Wave | None = None
@@ -164,7 +164,7 @@ class Observed:
 
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
         self.launches: list[AskedLines] = []
-        self.counts: list[np.ndarray] = []
+        self.counts: list[Array] = []
         """Of each tensor: bytes read and written, sectors read."""
         self._names = names or {}
         self._tensors: dict[str, int] = {}
@@ -235,7 +235,7 @@ class Beside:
         except ValueError as error:
             return cls(executed, None, str(error))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Report:
         """Both for JSON."""
         schedule = self.schedule.as_dict() if self.schedule else None
         return {"executed": self.executed.as_dict(), "schedule": schedule, "not_followed": self.why or None}

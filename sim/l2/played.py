@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.schedules import BackwardSchedule, Kernel, Move, Walk
 from cupyflash.schedules.balance import taken
 from cupyflash.schedules.moves import Of, When
@@ -54,7 +55,7 @@ class PlayedWalk(PlayedLaunch):
     def resident(self) -> int:
         return self._resident
 
-    def _takers(self) -> np.ndarray:
+    def _takers(self) -> Array:
         """The thread block of each piece of work."""
         s = taking(self.walk)
         if s is None:
@@ -79,7 +80,7 @@ class PlayedWalk(PlayedLaunch):
             begin, end = np.maximum(now, starts[running]), np.minimum(now + step, ends[running])
             yield min(1.0, (now + step) / last), self.requests(works[running], begin - starts[running], end - starts[running])
 
-    def requests(self, works: np.ndarray, first: np.ndarray, end: np.ndarray) -> Requests:
+    def requests(self, works: Array, first: Array, end: Array) -> Requests:
         """The requests of pieces of work in their turns from `first` to `end`, which are numbered from their own begin."""
         new = works[first == 0]
         asked: dict[When | None, MovedTiles] = {None: MovedTiles(new, *[np.zeros_like(new)] * 4)}
@@ -132,7 +133,7 @@ class PlayedWalk(PlayedLaunch):
         tensor = self.memory.rows(moved.name, count, moved.row_bytes)
         return partial(self._rows if moved.along else self._one, move, tensor)
 
-    def _by_heads(self, move: Move, at: MovedTiles) -> tuple[MovedTiles, np.ndarray]:
+    def _by_heads(self, move: Move, at: MovedTiles) -> tuple[MovedTiles, Array]:
         """Moves for each query head, and the heads."""
         if "g" not in self.walk.axes(move.when):
             at, g = at.repeated(self.walk.group)
@@ -143,7 +144,7 @@ class PlayedWalk(PlayedLaunch):
             head = np.repeat(head, self.walk.pack) + member
         return at, head
 
-    def _extent(self, move: Move, at: MovedTiles, letter: str) -> tuple[np.ndarray, np.ndarray]:
+    def _extent(self, move: Move, at: MovedTiles, letter: str) -> tuple[Array, Array]:
         """The first row or key of a part that is moved, and how many."""
         axis, size, tile = (self.q, self.walk.blocks[0], at.i) if letter == "i" else (self.k, self.walk.blocks[1], at.j)
         part = self.works.part[at.work]
@@ -153,11 +154,11 @@ class PlayedWalk(PlayedLaunch):
         first = self.walk.parts[0].rows(tile, size) if letter == "i" else tile * size
         return first, np.clip(ends - first, 0, size)
 
-    def _row(self, move: Move, at: MovedTiles, head: np.ndarray, row: np.ndarray) -> np.ndarray:
+    def _row(self, move: Move, at: MovedTiles, head: Array, row: Array) -> Array:
         """The numbers of heads' rows."""
         axis, part, rounded = self.k if move.tensor.of == "key" else self.q, self.works.part[at.work], move.tensor.rounded
         length = -(-axis.length[part] // rounded) * rounded
-        found: np.ndarray = (axis.plane[part] + head) * length + axis.begin[part] + row
+        found: Array = (axis.plane[part] + head) * length + axis.begin[part] + row
         return found
 
     def _rows(self, move: Move, tensor: PlacedTensor, at: MovedTiles) -> Requests:
@@ -209,7 +210,7 @@ class PlayedWalk(PlayedLaunch):
         address = place.first + sum(n * step for n, step in zip(index, steps, strict=True))
         return Requests.of_elements(at.turn, address, np.ones_like(address), 1, whose=at.work)
 
-    def _names(self, at: MovedTiles, head: np.ndarray, row: np.ndarray, k: np.ndarray) -> dict[str, np.ndarray]:
+    def _names(self, at: MovedTiles, head: Array, row: Array, k: Array) -> dict[str, Array]:
         """The values of an expression's names for elements, (moves, elements of each)."""
         p, part = self.schedule.problem, self.works.part[at.work][:, None]
         n_q, n_k = self.lengths[part, 0], self.lengths[part, 1]
@@ -247,7 +248,7 @@ class PlayedWalk(PlayedLaunch):
         names = self._names(at, head[:, None] + member, query, first)
         return found.of_tiles(at.turn[:, None], names, first, end, alike=self.together == 1)
 
-    def _seen(self, at: MovedTiles, row: np.ndarray, of: Of, lo: np.ndarray, hi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _seen(self, at: MovedTiles, row: Array, of: Of, lo: Array, hi: Array) -> tuple[Array, Array]:
         """The keys of tiles from `lo` to before `hi` that rows see for their position."""
         first, end, whose = np.zeros_like(row), np.zeros_like(row), self.works.part[at.work]
         for part in np.unique(whose).tolist():

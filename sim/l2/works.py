@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.schedules import Walk
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.moves import When
@@ -27,12 +28,12 @@ def taking(walk: Walk) -> Fa3Schedule | None:
 class Works(NamedTuple):
     """Pieces of work in the order in which they are taken, by their part, key head and tile; `there`: those that exist."""
 
-    part: np.ndarray
-    k: np.ndarray
-    g: np.ndarray
-    i: np.ndarray
-    j: np.ndarray
-    there: np.ndarray
+    part: Array
+    k: Array
+    g: Array
+    i: Array
+    j: Array
+    there: Array
 
     @classmethod
     def of(cls, walk: Walk, order: str, bounds: Bounds | None) -> Works:
@@ -73,13 +74,13 @@ class Works(NamedTuple):
 class MovedTiles(NamedTuple):
     """Turns in which something moves: whose piece of work, when, and of which tile."""
 
-    work: np.ndarray
-    turn: np.ndarray
-    g: np.ndarray
-    i: np.ndarray
-    j: np.ndarray
+    work: Array
+    turn: Array
+    g: Array
+    i: Array
+    j: Array
 
-    def repeated(self, number: np.ndarray | int) -> tuple[MovedTiles, np.ndarray]:
+    def repeated(self, number: Array | int) -> tuple[MovedTiles, Array]:
         """Each repeated so often, and the index of the repetition."""
         each = np.broadcast_to(number, self.work.shape)
         return MovedTiles(*(np.repeat(one, each) for one in self)), ranges(0, each)
@@ -103,7 +104,7 @@ class Tables:
         self._visits = np.concatenate([np.zeros(1, np.int64), *(each.visits for each in self.steps)])
         self._turns = np.concatenate([np.ones(1, np.int64), *(each.turns for each in self.steps)])
         self.width = int(self._turns.max()) + 2
-        self._events: dict[When, tuple[np.ndarray, Events]] = {}
+        self._events: dict[When, tuple[Array, Events]] = {}
         # The number of each piece of work
         table = whose[works.part, works.k]
         block = np.zeros(len(table), np.int64)
@@ -112,18 +113,18 @@ class Tables:
         self.block = np.where(works.there, self.first[table] + block, -1)
 
     @property
-    def visits(self) -> np.ndarray:
+    def visits(self) -> Array:
         """The tiles that each piece of work visits."""
-        found: np.ndarray = self._visits[self.block + 1]
+        found: Array = self._visits[self.block + 1]
         return found
 
     @property
-    def turns(self) -> np.ndarray:
+    def turns(self) -> Array:
         """The turns that each piece of work takes."""
-        found: np.ndarray = self._turns[self.block + 1]
+        found: Array = self._turns[self.block + 1]
         return found
 
-    def asked(self, when: When, works: np.ndarray, first: np.ndarray, end: np.ndarray) -> MovedTiles:
+    def asked(self, when: When, works: Array, first: Array, end: Array) -> MovedTiles:
         """The moves of pieces of work in their turns from `first` to `end`."""
         if when not in self._events:
             every = [each.events(when) for each in self.steps]

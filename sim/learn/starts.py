@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cupyflash.basics import Report
 from cupyflash.device import Device
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import fa3_tiles
@@ -30,7 +31,7 @@ def hopper_clocks() -> dict[str, int]:
     }
 
 
-STARTS: dict[str, dict[str, Any]] = {
+STARTS: dict[str, Report] = {
     "memory": {"sram": A100.sram_per_block, "seqlen": 4096, "head_dim": 64, "heads": 16, "causal": False},
     "softmax": {"scores": [1, 3, 2, 0, 5, 4, 1, 2], "values": [2, -1, 4, 0, 1, 3, -2, 5], "block": 2, "growth": 0},
     "loops": {"seqlen": 1024, "head_dim": 64, "block_rows": 128, "block_cols": 128, "heads": 16, "causal": False},
@@ -46,7 +47,7 @@ BACKWARD_SRAM = A100.sram_per_block // 2
 """M of the backward's tiles, in half types."""
 
 
-def numbers() -> dict[str, dict[str, Any]]:
+def numbers() -> dict[str, Report]:
     """The numbers that each section shows at first, by section."""
     return {name: OF_SECTION[name](**given) for name, given in STARTS.items()}
 
@@ -56,7 +57,7 @@ def total(moved: dict[str, dict[str, int]]) -> int:
     return sum(sum(side.values()) for side in moved.values())
 
 
-def memory(sram: int, seqlen: int, head_dim: int, heads: int, causal: bool) -> dict[str, Any]:
+def memory(sram: int, seqlen: int, head_dim: int, heads: int, causal: bool) -> Report:
     """The paper's blocks for an SRAM in bytes, all in float32, and the bytes of all heads by algorithm."""
     found = models.tiles(sram // FLOAT32, head_dim)
     blocks = found["block_rows"], found["block_cols"]
@@ -66,30 +67,30 @@ def memory(sram: int, seqlen: int, head_dim: int, heads: int, causal: bool) -> d
     return {**found, "break_even_bytes": even, "bytes": nbytes, "ratio": nbytes["fa1"] / nbytes["standard"]}
 
 
-def softmax(scores: list[float], values: list[float], block: int, growth: float) -> dict[str, Any]:
+def softmax(scores: list[float], values: list[float], block: int, growth: float) -> Report:
     """The states of online softmax after each block, and its result."""
     steps = models.online(scores, values, block, growth)
     return {"steps": steps, "result": steps[-1]["O"] / steps[-1]["l"]}
 
 
-def loops(seqlen: int, head_dim: int, block_rows: int, block_cols: int, heads: int, causal: bool) -> dict[str, Any]:
+def loops(seqlen: int, head_dim: int, block_rows: int, block_cols: int, heads: int, causal: bool) -> Report:
     """Bytes of all heads in float32 by the order of loops."""
     blocks = block_rows, block_cols
     names = ("fa1", "fa2")
     return {name: heads * total(models.forward(name, seqlen, head_dim, *blocks, causal, FLOAT32)) for name in names}
 
 
-def warps(rows: int, cols: int, head_dim: int, count: int) -> dict[str, Any]:
+def warps(rows: int, cols: int, head_dim: int, count: int) -> Report:
     """Bytes of shared memory for a tile by what warps share out."""
     return {name: sum(moved.values()) for name, moved in models.warps(rows, cols, head_dim, count).items()}
 
 
-def decoding(batch: int, kv_heads: int, group: int, keys: int, head_dim: int, splits: int, sms: int) -> dict[str, Any]:
+def decoding(batch: int, kv_heads: int, group: int, keys: int, head_dim: int, splits: int, sms: int) -> Report:
     """Thread blocks, rounds and bytes of a step of decoding."""
     return models.decoding(batch * kv_heads, group, keys, head_dim, splits, sms, BLOCK_KEYS)
 
 
-def backward(seqlen: int, heads: int, head_dim: int, causal: bool) -> dict[str, Any]:
+def backward(seqlen: int, heads: int, head_dim: int, causal: bool) -> Report:
     """Bytes kept for the backward, its operations, and the HBM bytes of Algorithms 3 and 4, of all heads."""
     found = models.tiles(BACKWARD_SRAM, head_dim)
     blocks = found["block_rows"], found["block_cols"]
@@ -97,13 +98,13 @@ def backward(seqlen: int, heads: int, head_dim: int, causal: bool) -> dict[str, 
     return {**models.kept(seqlen, heads, head_dim), "bytes": moved}
 
 
-def hopper(**given: Any) -> dict[str, Any]:
+def hopper(**given: Any) -> Report:
     """Clocks of a row block, and the share of them in which the tensor cores work."""
     spans = models.roles(**given)
     return {"clocks": max(span[-1] for span in spans), "busy": models.busy(spans)}
 
 
-OF_SECTION: dict[str, Callable[..., dict[str, Any]]] = {
+OF_SECTION: dict[str, Callable[..., Report]] = {
     "memory": memory,
     "softmax": softmax,
     "loops": loops,

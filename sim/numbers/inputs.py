@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Array, Report, Values
 from cupyflash.request.dropout import ARGUMENTS, Dropout
 from cupyflash.request.named_scores import STEPS, one_score
 from cupyflash.request.options import ARRAYS, VECTORS, Options
@@ -28,18 +29,18 @@ class Inputs:
     score's expression.
     """
 
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
+    q: Array
+    k: Array
+    v: Array
     options: Options = NOTHING
-    beside: Mapping[str, np.ndarray] = field(default_factory=dict)
+    beside: Mapping[str, Array] = field(default_factory=dict)
     blocks: tuple[int, int] | None = None
     score: Score | None = None
     sequence: int = 0
     dropout: Dropout | None = None
 
     @classmethod
-    def of(cls, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, blocks: tuple[int, int] | None = None, **asked: Any) -> Inputs:
+    def of(cls, q: Array, k: Array, v: Array, *, blocks: tuple[int, int] | None = None, **asked: Any) -> Inputs:
         """Make inputs from `attention`'s keywords. TypeError or ValueError for other keywords."""
         beside = {name: array for name in ARRAYS if (array := asked.pop(name, None)) is not None}
         dropout = Dropout.asked(asked)
@@ -47,13 +48,13 @@ class Inputs:
         return cls(q, k, v, replace(options, dropout=dropout is not None), beside, blocks, score, dropout=dropout)
 
     @property
-    def qkv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def qkv(self) -> tuple[Array, Array, Array]:
         return self.q, self.k, self.v
 
     @property
-    def keywords(self) -> dict[str, Any]:
+    def keywords(self) -> Report:
         """The keyword arguments for `attention`."""
-        own: dict[str, Any] = {} if self.score is None else {"score": self.score}
+        own: Report = {} if self.score is None else {"score": self.score}
         own |= {} if self.dropout is None else self.dropout.keywords
         return {**self.beside, **own, **self.options.keywords}
 
@@ -71,13 +72,13 @@ class Decoding:
     A tree mask is (n_q, n_q) or (b, n_q, n_q). `mask` is a function.
     """
 
-    arrays: Mapping[str, np.ndarray]
+    arrays: Mapping[str, Array]
     options: Options = NEWEST
     score: Score | None = None
     mask: Mask | None = None
 
     @classmethod
-    def of(cls, q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, cache_seqlens: Any, **asked: Any) -> Decoding:
+    def of(cls, q: Array, k_cache: Array, v_cache: Array, cache_seqlens: Any, **asked: Any) -> Decoding:
         """Make it from `attention_decode`'s arguments. TypeError for other arguments."""
         names = "k", "v", "block_table", "tree_mask", *VECTORS
         beside = {name: array for name in names if (array := asked.pop(name, None)) is not None}
@@ -86,19 +87,19 @@ class Decoding:
         arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": np.asarray(cache_seqlens)}
         return cls(arrays | beside, options, score, mask)
 
-    def rows(self, name: str, sequence: int) -> np.ndarray:
+    def rows(self, name: str, sequence: int) -> Array:
         """All rows of `k_cache` or `v_cache` that a sequence has room for, (h_kv, n, d): its pages one after the other."""
         cache, table = self.arrays[name], self.arrays.get("block_table")
         if table is None:
-            own: np.ndarray = cache[sequence]
+            own: Array = cache[sequence]
             return own
         pages = cache[np.clip(table[sequence], 0, len(cache) - 1)]  # (pages of the sequence, h_kv, page_size, d)
-        behind: np.ndarray = np.moveaxis(pages, 1, 0).reshape(cache.shape[1], -1, cache.shape[3])
+        behind: Array = np.moveaxis(pages, 1, 0).reshape(cache.shape[1], -1, cache.shape[3])
         return behind
 
-    def appended(self, name: str) -> np.ndarray:
+    def appended(self, name: str) -> Array:
         """`k_cache` or `v_cache` with the new keys in their places."""
-        cache: np.ndarray = self.arrays[name].copy()
+        cache: Array = self.arrays[name].copy()
         new, table = self.arrays.get(name[0]), self.arrays.get("block_table")
         if new is None:
             return cache
@@ -135,7 +136,7 @@ class Decoding:
         return Inputs(q, k, v, options, beside, score=self.score, sequence=b)
 
 
-def _score_and_options(asked: Mapping[str, Any]) -> tuple[Score | None, Options]:
+def _score_and_options(asked: Values) -> tuple[Score | None, Options]:
     """Split a call's keywords into score function and options."""
     score, options = one_score(asked), {name: each for name, each in asked.items() if name not in STEPS}
     return score, Options(**options | {"score": score.form if score else None})

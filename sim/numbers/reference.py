@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.expressions.derivative import derivative
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.expressions.tree import Node
@@ -20,7 +21,7 @@ from cupyflash.sim.numbers.inputs import Decoding, Inputs
 Rounding = Callable[[np.ndarray], np.ndarray]
 
 
-def exactly(x: np.ndarray) -> np.ndarray:
+def exactly(x: Array) -> Array:
     """Return x without rounding."""
     return x
 
@@ -32,13 +33,13 @@ class Forward:
     `kept` is 1 / (1 - p) for a kept weight and 0 for a dropped one, 1 without dropout; `weights` are P * kept.
     """
 
-    S: np.ndarray
-    P: np.ndarray
+    S: Array
+    P: Array
     kept: Any
-    weights: np.ndarray
-    L: np.ndarray
-    V: np.ndarray
-    O: np.ndarray  # noqa: E741 (the paper's name)
+    weights: Array
+    L: Array
+    V: Array
+    O: Array  # noqa: E741 (the paper's name)
 
 
 def forward(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64, rounded: Rounding = exactly) -> Forward:
@@ -61,12 +62,12 @@ def forward(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64, rounded:
     return Forward(S, P, kept, weights, L[..., 0], V, rounded(weights @ V))
 
 
-def kept_of(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
+def kept_of(dropout: Dropout, shape: tuple[int, ...]) -> Array:
     """1 / (1 - p) for a kept weight and 0 for a dropped one, in S's shape (..., n_q, n_k)."""
     return np.where(dropped(dropout, shape), 0.0, dropout.scale)
 
 
-def dropped(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
+def dropped(dropout: Dropout, shape: tuple[int, ...]) -> Array:
     """True for each dropped weight, in S's shape (..., n_q, n_k)."""
     *pairs, n_q, n_k = shape
     sizes = (1,) * (2 - len(pairs)) + (*pairs, n_q, n_k)
@@ -80,11 +81,11 @@ def dropped(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
     words = np.stack(philox(counter, (dropout.seed % 2**32, dropout.seed >> 32)))
     word = np.take_along_axis(words, (row // 8 % 4).astype(np.intp)[None, None, None, :, None], axis=0)[0]
     numbers = word >> 16 * (key // 8 % 2) & 0xFFFF
-    found: np.ndarray = (numbers < dropout.threshold).reshape(shape)
+    found: Array = (numbers < dropout.threshold).reshape(shape)
     return found
 
 
-def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[np.ndarray, ...]:
+def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[Array, ...]:
     """Philox4x32-10: four words of 32 bits from four words, each an array of uint64 that broadcasts against the others."""
     c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in counter))
     low = np.uint64(2**32 - 1)
@@ -95,18 +96,18 @@ def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[np.ndarray, ..
     return c0, c1, c2, c3
 
 
-def sinks_of(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
+def sinks_of(inputs: Inputs, dtype: type[np.floating[Any]]) -> Array:
     """The sink of each row, -inf if there is none."""
     return vector_of(inputs, "sinks", -np.inf, dtype)
 
 
-def vector_of(inputs: Inputs, name: str, usual: float, dtype: type[np.floating[Any]]) -> np.ndarray:
+def vector_of(inputs: Inputs, name: str, usual: float, dtype: type[np.floating[Any]]) -> Array:
     """The number of each head beside its scores, `usual` if there is no such array."""
     given = inputs.beside.get(name, np.full(inputs.problem.heads, usual)).astype(dtype)
     return given[:, None, None] if inputs.q.ndim > 2 else given
 
 
-def masked_scores(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64) -> np.ndarray:
+def masked_scores(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64) -> Array:
     """S = scale Q K^T in `dtype`, or the score function of that, plus bias, with -inf where a row does not see a key."""
     S = scaled_scores(inputs, dtype)
     if inputs.score is not None:
@@ -116,14 +117,14 @@ def masked_scores(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64) ->
     return np.where(visible(inputs, S.shape), S, dtype(-np.inf))
 
 
-def scaled_scores(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
+def scaled_scores(inputs: Inputs, dtype: type[np.floating[Any]]) -> Array:
     """scale Q K^T in `dtype`."""
     keys = np.swapaxes(every_head(inputs, inputs.k.astype(dtype)), -1, -2)
-    scaled: np.ndarray = dtype(inputs.problem.softmax_scale) * (inputs.q.astype(dtype) @ keys)
+    scaled: Array = dtype(inputs.problem.softmax_scale) * (inputs.q.astype(dtype) @ keys)
     return scaled
 
 
-def of_scores(inputs: Inputs, scaled: np.ndarray, tree: Node | None) -> np.ndarray:
+def of_scores(inputs: Inputs, scaled: Array, tree: Node | None) -> Array:
     """The value of a score function's tree for each scaled score, in their dtype; 0 for no tree."""
     p, score, dtype = inputs.problem, inputs.score, scaled.dtype.type
     assert score is not None
@@ -133,24 +134,24 @@ def of_scores(inputs: Inputs, scaled: np.ndarray, tree: Node | None) -> np.ndarr
     return np.broadcast_to(found, shape).reshape(scaled.shape).copy()
 
 
-def before_function(inputs: Inputs, P: np.ndarray, dS: np.ndarray) -> np.ndarray:
+def before_function(inputs: Inputs, P: Array, dS: Array) -> Array:
     """The gradient of the score function's input: dS times its derivative, and 0 where P is 0, whatever the derivative."""
     if inputs.score is None:
         return dS
     slopes = of_scores(inputs, scaled_scores(inputs, P.dtype.type), inputs.score.form.derivative)
     with np.errstate(invalid="ignore", over="ignore"):
-        made: np.ndarray = np.where(P == 0, P.dtype.type(0), dS * slopes)
+        made: Array = np.where(P == 0, P.dtype.type(0), dS * slopes)
     return made
 
 
 def to_captured(
     inputs: Inputs,
-    dS: np.ndarray,
+    dS: Array,
     name: str,
     slope_of: Callable[[Node, Node], Node | None] = derivative,
     *,
     at_random: Literal["", "scores", "rows"] = "",
-) -> np.ndarray:
+) -> Array:
     """The sums over all scores of dS times the derivative by each element of a captured array. `slope_of` takes the function's tree
     and a load. `at_random`: the roots of the sums of squares, of each score's terms or of each row's, as errors add up.
     """
@@ -176,7 +177,7 @@ def to_captured(
     return np.sqrt(made) if at_random else made
 
 
-def visible(inputs: Inputs, shape: tuple[int, ...]) -> np.ndarray:
+def visible(inputs: Inputs, shape: tuple[int, ...]) -> Array:
     """True where a row sees a key, in S's shape (..., n_q, n_k)."""
     p, beside = inputs.problem, inputs.beside
     rows, cols = np.arange(p.seqlen_q), np.arange(p.seqlen_k)
@@ -190,7 +191,7 @@ def visible(inputs: Inputs, shape: tuple[int, ...]) -> np.ndarray:
     return seen
 
 
-def every_head(inputs: Inputs, array: np.ndarray) -> np.ndarray:
+def every_head(inputs: Inputs, array: Array) -> Array:
     """Repeat the heads of K or V to have one for each of q's."""
     p = inputs.problem
     return array if array.ndim == 2 or p.heads == p.kv_heads else np.repeat(array, p.heads // p.kv_heads, axis=-3)
@@ -203,15 +204,15 @@ class Backward:
     dS = P * (dP - D) is the gradient of S, and dbias before the sum over broadcast axes; `before_function` of it gives dQ and dK.
     """
 
-    P: np.ndarray
-    weights: np.ndarray
-    dP: np.ndarray
-    D: np.ndarray
-    gradients: dict[str, np.ndarray]
+    P: Array
+    weights: Array
+    dP: Array
+    D: Array
+    gradients: dict[str, Array]
 
 
 def backward(
-    dout: np.ndarray,
+    dout: Array,
     inputs: Inputs,
     dtype: type[np.floating[Any]] = np.float64,
     rounded: Rounding = exactly,
@@ -234,17 +235,15 @@ def backward(
     return Backward(made.P, made.weights, dP, D, products(inputs, made.weights, given, dO, q, k) | more)
 
 
-def products(
-    inputs: Inputs, weights: np.ndarray, dS: np.ndarray, dO: np.ndarray, Q: np.ndarray, K: np.ndarray
-) -> dict[str, np.ndarray]:
+def products(inputs: Inputs, weights: Array, dS: Array, dO: Array, Q: Array, K: Array) -> dict[str, Array]:
     """dQ = scale dS K, dK = scale dS^T Q and dV = weights^T dO, the last two summed over the query heads of each key head."""
     p, scale = inputs.problem, Q.dtype.type(inputs.problem.softmax_scale)
 
-    def grouped(gradient: np.ndarray) -> np.ndarray:
+    def grouped(gradient: Array) -> Array:
         if gradient.ndim == 2 or p.heads == p.kv_heads:
             return gradient
         heads = (*gradient.shape[:-3], p.kv_heads, p.heads // p.kv_heads, *gradient.shape[-2:])
-        summed: np.ndarray = gradient.reshape(heads).sum(axis=-3)
+        summed: Array = gradient.reshape(heads).sum(axis=-3)
         return summed
 
     return {
@@ -254,13 +253,13 @@ def products(
     }
 
 
-def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, **asked: Any) -> tuple[np.ndarray, np.ndarray]:
+def reference(q: Array, k: Array, v: Array, **asked: Any) -> tuple[Array, Array]:
     """O and L in float64; arguments as `cupyflash.attention` takes them, and `blocks` (Br, Bc) of a block mask."""
     made = forward(Inputs.of(q, k, v, **asked))
     return made.O, made.L
 
 
-def reference_decode(*arrays: Any, **asked: Any) -> tuple[np.ndarray, np.ndarray]:
+def reference_decode(*arrays: Any, **asked: Any) -> tuple[Array, Array]:
     """O and L of decoding in float64, each sequence by itself; arguments as `cupyflash.attention_decode` takes them.
 
     New keys, `k` and `v`, count; the cache is not changed.
@@ -269,6 +268,6 @@ def reference_decode(*arrays: Any, **asked: Any) -> tuple[np.ndarray, np.ndarray
     return np.concatenate([each.O for each in made]), np.concatenate([each.L for each in made])
 
 
-def reference_gradients(dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, **asked: Any) -> dict[str, np.ndarray]:
+def reference_gradients(dout: Array, q: Array, k: Array, v: Array, **asked: Any) -> dict[str, Array]:
     """dQ, dK, dV and dbias (of S's shape) of sum(dout * O), in float64; arguments as for `reference`."""
     return backward(dout, Inputs.of(q, k, v, **asked)).gradients

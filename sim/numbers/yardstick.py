@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cupyflash.arrays import numpy_dtype, of_heads
+from cupyflash.basics import Array, Report, Values
 from cupyflash.expressions.derivative import derivative
 from cupyflash.expressions.tree import Node, counted
 from cupyflash.request.dropout import Dropout
@@ -50,7 +51,7 @@ DTYPES = _Dtypes()
 DROPPED = 0.25
 # The epsilon of bfloat16, which NumPy's own finfo does not know.
 BFLOAT16_EPS = 2.0**-7
-NOTHING_GIVEN: Mapping[str, Any] = {}
+NOTHING_GIVEN: Values = {}
 # Elements of a captured array along an axis that no position counts
 FREE_AXIS = 40
 
@@ -70,7 +71,7 @@ class Numbers:
         return bool(self.error <= self.allowed)
 
 
-def draw(problem: Problem, seed: int = 0, v_mean: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def draw(problem: Problem, seed: int = 0, v_mean: float = 0.0) -> tuple[Array, Array, Array]:
     """Normal q, k and v of shape (b, h, n, d); V about `v_mean`, since a mean of zero hides errors in the weights."""
     rng = np.random.default_rng(seed)
     p = problem
@@ -80,17 +81,17 @@ def draw(problem: Problem, seed: int = 0, v_mean: float = 0.0) -> tuple[np.ndarr
     return tuple(array.astype(np.float32).astype(DTYPES[p.dtype]) for array in (q, k, v))  # type: ignore[return-value]
 
 
-def draw_gradient(problem: Problem, seed: int = 0) -> np.ndarray:
+def draw_gradient(problem: Problem, seed: int = 0) -> Array:
     """A normal gradient of O, of shape (b, h, n_q, d_v)."""
     rng, p = np.random.default_rng([seed, 2]), problem
     return rng.standard_normal((p.batch, p.heads, p.seqlen_q, p.head_dim_v)).astype(np.float32).astype(DTYPES[p.dtype])
 
 
-def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
+def draw_masks(problem: Problem, seed: int = 0) -> dict[str, Array]:
     """Draw the arrays that the problem has beside q, k and v, by argument name; mask and bias vary along all four axes."""
     rng = np.random.default_rng([seed, 1])
     p, asked, scores = problem, problem.options, (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
-    drawn: dict[str, np.ndarray] = {}
+    drawn: dict[str, Array] = {}
     if asked.mask:
         known = asked.pattern
         random = rng.random(scores) < 0.7
@@ -128,7 +129,7 @@ def drawn(
     return Inputs(*draw(problem, seed, v_mean), options, draw_masks(problem, seed), blocks, score, dropout=dropout)
 
 
-def draw_score(problem: Problem, seed: int = 0, given: Mapping[str, Any] = NOTHING_GIVEN) -> Score | None:
+def draw_score(problem: Problem, seed: int = 0, given: Values = NOTHING_GIVEN) -> Score | None:
     """Draw the values that a problem's score function captures, from 1/4 to 1, or 0 to 3, except those that are `given`.
 
     An axis that a position indexes has the position's length, any other one `FREE_AXIS` elements.
@@ -137,13 +138,13 @@ def draw_score(problem: Problem, seed: int = 0, given: Mapping[str, Any] = NOTHI
     return None if form is None else Score(form.text, **_drawn(problem, form, seed, given))
 
 
-def draw_mask(problem: Problem, seed: int = 0, given: Mapping[str, Any] = NOTHING_GIVEN) -> Mask | None:
+def draw_mask(problem: Problem, seed: int = 0, given: Values = NOTHING_GIVEN) -> Mask | None:
     """Draw the same for its mask function; integers grow along the last axis, as document numbers do."""
     form = problem.options.mask_function
     return None if form is None else Mask(form.text, **_drawn(problem, form, seed, given))
 
 
-def _drawn(problem: Problem, form: Form, seed: int, given: Mapping[str, Any]) -> dict[str, Any]:
+def _drawn(problem: Problem, form: Form, seed: int, given: Values) -> Report:
     """Draw the values by name."""
     rng = np.random.default_rng([seed, 4 if form.kind == "score" else 5])
     sizes, values = sizes_of(problem), dict[str, Any]()
@@ -169,7 +170,7 @@ def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0
     room = p.seqlen_k - cache.appended
     lengths = p.options.key_lengths or (room,) * p.batch
     q, *kv = draw(p, seed, v_mean)
-    arrays: dict[str, np.ndarray] = {"q": q, "cache_seqlens": np.array(lengths, np.int32)}
+    arrays: dict[str, Array] = {"q": q, "cache_seqlens": np.array(lengths, np.int32)}
     places = np.full((p.batch, p.seqlen_k // (cache.page_size or max(1, p.seqlen_k))), -1, np.int32)
     if cache.page_size:
         used = [-(-(length + cache.appended) // cache.page_size) for length in lengths]
@@ -190,7 +191,7 @@ def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0
     return Decoding(arrays, p.options.beside({}), draw_score(p, seed), draw_mask(p, seed))
 
 
-def _in_places(rows: np.ndarray, places: np.ndarray, cache: Cache, keys: int) -> np.ndarray:
+def _in_places(rows: Array, places: Array, cache: Cache, keys: int) -> Array:
     """A cache with room for `keys` keys that holds rows (b, h_kv, fewer, d), in pages if it is paged; NaN elsewhere."""
     b, heads, given, d = rows.shape
     filled = np.full((b, heads, keys, d), np.nan, rows.dtype)
@@ -208,7 +209,7 @@ def to(dtype: Any) -> Rounding:
     return lambda x: x.astype(dtype).astype(np.float32)
 
 
-def plain(inputs: Inputs) -> np.ndarray:
+def plain(inputs: Inputs) -> Array:
     """Plain attention in q's dtype: S, P and O each rounded to it, sums in float32."""
     return forward(inputs, np.float32, to(inputs.q.dtype)).O.astype(inputs.q.dtype)
 
@@ -220,7 +221,7 @@ def ulp(x: float, dtype: object) -> float:
     return eps * 2.0 ** math.floor(math.log2(max(x, 1e-30)))
 
 
-def measure(out: np.ndarray, lse: np.ndarray | None, inputs: Inputs, score_dtype: object = np.float32) -> dict[str, Numbers]:
+def measure(out: Array, lse: Array | None, inputs: Inputs, score_dtype: object = np.float32) -> dict[str, Numbers]:
     """Measure the errors of O, and of L if there is one, with the allowed ones.
 
     O: twice the plain computation's error plus one unit in the last place of the output. L: 1e-5 plus four units in the last place
@@ -237,7 +238,7 @@ def measure(out: np.ndarray, lse: np.ndarray | None, inputs: Inputs, score_dtype
     return numbers | {"L": Numbers(error, 1e-5 + 4 * ulp(largest_score(inputs), score_dtype))}
 
 
-def measure_decode(out: np.ndarray, lse: np.ndarray | None, sequences: Sequence[Inputs]) -> dict[str, Numbers]:
+def measure_decode(out: Array, lse: Array | None, sequences: Sequence[Inputs]) -> dict[str, Numbers]:
     """Measure each of `Decoding.sequences` by itself as `measure` does; returns the numbers of the one nearest to its limit, or
     beyond it."""
     each = [measure(out[b : b + 1], None if lse is None else lse[b : b + 1], inputs) for b, inputs in enumerate(sequences)]
@@ -253,14 +254,14 @@ def largest_score(inputs: Inputs) -> float:
     return float(np.abs(S[np.isfinite(S)]).max(initial=0))
 
 
-def _largest(ours: np.ndarray, expected: np.ndarray) -> float:
+def _largest(ours: Array, expected: Array) -> float:
     """The largest absolute difference; infinite if it is NaN."""
     with np.errstate(invalid="ignore"):  # an infinity less an infinity
         largest = float(np.abs(ours.astype(np.float64) - expected).max(initial=0))
     return float("inf") if np.isnan(largest) else largest
 
 
-def handed_on(inputs: Inputs, algorithm: str) -> tuple[np.ndarray, np.ndarray]:
+def handed_on(inputs: Inputs, algorithm: str) -> tuple[Array, Array]:
     """O and L for a backward, as its forward returns them: exact, then rounded; standard attention's L comes from the stored S."""
     exact = forward(inputs)
     kept = numpy_dtype(inputs.options.score_dtype or inputs.q.dtype.name)
@@ -268,7 +269,7 @@ def handed_on(inputs: Inputs, algorithm: str) -> tuple[np.ndarray, np.ndarray]:
     return exact.O.astype(inputs.q.dtype), L.astype(np.float32)
 
 
-def plain_gradients(dout: np.ndarray, inputs: Inputs, *, from_out: bool) -> dict[str, np.ndarray]:
+def plain_gradients(dout: Array, inputs: Inputs, *, from_out: bool) -> dict[str, Array]:
     """Plain gradients in q's dtype: S, P, O, dP, dS and the results each rounded to it, sums in float32 (Algorithm 3).
 
     D is rowsum(P dP), as in the paper's Algorithm 3, or with `from_out` rowsum(dO O), as in Algorithm 4.
@@ -278,7 +279,7 @@ def plain_gradients(dout: np.ndarray, inputs: Inputs, *, from_out: bool) -> dict
     return {name: gradient.astype(dtype) for name, gradient in made.items()}
 
 
-def measure_gradients(gradients: Mapping[str, np.ndarray], dout: np.ndarray, inputs: Inputs) -> dict[str, Numbers]:
+def measure_gradients(gradients: Mapping[str, Array], dout: Array, inputs: Inputs) -> dict[str, Numbers]:
     """Measure the errors of gradients by name (dQ, dK, dV, dbias, dsinks, dscore_NAME) under the 2x rule. The allowed error is the
     sum of
 
@@ -322,13 +323,13 @@ def measure_gradients(gradients: Mapping[str, np.ndarray], dout: np.ndarray, inp
 
 def _measure_captured(
     name: str,
-    ours: np.ndarray,
+    ours: Array,
     inputs: Inputs,
     exact: Backward,
-    rough: Sequence[Mapping[str, np.ndarray]],
-    errors: np.ndarray,
+    rough: Sequence[Mapping[str, Array]],
+    errors: Array,
     of_score: float,
-    of_rows: np.ndarray,
+    of_rows: Array,
 ) -> Numbers:
     """The error of a captured array's gradient, a sum of dS times derivatives. `errors` of dS are those of a bias's gradient; an
     error of S, `of_score`, is one of the derivatives, too; those of D, `of_rows`, which a rounded O has, are a row's in common. All
@@ -349,7 +350,7 @@ def _again(slope: Node | None) -> Node | None:
     return None if slope is None else derivative(slope)
 
 
-def _moved(inputs: Inputs, exact: Backward, dO: np.ndarray, Q: np.ndarray, K: np.ndarray) -> dict[str, np.ndarray]:
+def _moved(inputs: Inputs, exact: Backward, dO: Array, Q: Array, K: Array) -> dict[str, Array]:
     """The largest change of each gradient, to a factor of 2, if each score changes by 1; dO, Q and K without their signs."""
     rest, left = 1 - exact.P, np.abs(exact.dP - exact.D)
     of_D = (exact.P * rest * left).sum(axis=-1, keepdims=True)
@@ -359,20 +360,20 @@ def _moved(inputs: Inputs, exact: Backward, dO: np.ndarray, Q: np.ndarray, K: np
     return products(inputs, exact.weights * rest, given, dO, Q, K) | {"dbias": dS, "dsinks": dsinks}
 
 
-def _of_out(dO: np.ndarray, inputs: Inputs, made: Forward, shape: tuple[int, ...]) -> float:
+def _of_out(dO: Array, inputs: Inputs, made: Forward, shape: tuple[int, ...]) -> float:
     """The largest error of dsinks, of this shape, because D is computed from a rounded O: half a unit at O's largest element, at
     random in each of d_v products of each row that is summed."""
     of_sink = np.exp(sinks_of(inputs, np.float64)[..., 0] - np.where(np.isneginf(made.L), 0, made.L))
     return float(np.sqrt(_summed((of_sink * _of_D(dO, inputs, made)) ** 2, shape)).max(initial=0))
 
 
-def _of_D(dO: np.ndarray, inputs: Inputs, made: Forward) -> np.ndarray:
+def _of_D(dO: Array, inputs: Inputs, made: Forward) -> Array:
     """The error of each row's D = rowsum(dO O) by a rounded O."""
-    error: np.ndarray = np.linalg.norm(dO, axis=-1) * ulp(np.abs(made.O).max(initial=0), inputs.q.dtype) / 2
+    error: Array = np.linalg.norm(dO, axis=-1) * ulp(np.abs(made.O).max(initial=0), inputs.q.dtype) / 2
     return error
 
 
-def _summed(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _summed(gradient: Array, shape: tuple[int, ...]) -> Array:
     """Sum `gradient` over the axes along which an array of `shape` was broadcast."""
     if len(shape) == 1:  # one number a head, which each row used
         return np.asarray(of_heads(gradient), np.float64)

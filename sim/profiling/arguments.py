@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Array, Report, Values
 from cupyflash.sim.ptx.memory.swizzles import TensorMap
 from cupyflash.sim.ptx.parameters import dtype_of, is_float, type_of
 from cupyflash.sim.ptx.text.syntax import Variable, parameters
@@ -34,7 +35,7 @@ class Arguments:
     every float type).
     """
 
-    values: dict[str, Any]
+    values: Report
     unwritten: tuple[str, ...] = ()
 
 
@@ -43,7 +44,7 @@ class Around:
     """The surroundings of a description: the `folder` of relative file names, and the arrays of earlier arguments."""
 
     folder: Path
-    values: Mapping[str, Any]
+    values: Values
 
 
 def read_arguments(text: str) -> Arguments:
@@ -62,7 +63,7 @@ def read_arguments(text: str) -> Arguments:
     return make_arguments(spec, Path() if inline else path.parent)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]]) -> Report:
     out = dict(pairs)
     if len(out) < len(pairs):
         twice = next(name for n, (name, _) in enumerate(pairs) if name in [before for before, _ in pairs[:n]])
@@ -76,7 +77,7 @@ def make_arguments(spec: Any, folder: Path) -> Arguments:
         spec = {f"arg{n}": value for n, value in enumerate(spec)}
     if not isinstance(spec, dict):
         raise ValueError(f"arguments are an object (name to value) or a list, got {json.dumps(spec)}")
-    values: dict[str, Any] = {}
+    values: Report = {}
     unwritten: list[str] = []
     for position, (name, value) in enumerate(spec.items()):
         try:
@@ -118,7 +119,7 @@ def make_value(spec: Any, around: Around, position: Position) -> Any:
     raise ValueError(f"must be {forms}, got {json.dumps(spec)}")
 
 
-def _fields(spec: Mapping[str, Any], around: Around, position: Position) -> dict[str, Any]:
+def _fields(spec: Values, around: Around, position: Position) -> Report:
     fields = spec["fields"]
     if not isinstance(fields, dict):
         raise ValueError(f'"fields" must be an object, got {json.dumps(fields)}')
@@ -137,7 +138,7 @@ def _field(name: str, spec: Any, around: Around, position: Position) -> Any:
         raise ValueError(f"field {name!r}: {error}") from error
 
 
-def _array(spec: Mapping[str, Any], around: Around, position: Position) -> np.ndarray:
+def _array(spec: Values, around: Around, position: Position) -> Array:
     shape, dtype = spec["shape"], dtype_of(spec.get("dtype", "float32"))
     fill = spec.get("fill", "zeros")
     lengths = [shape] if isinstance(shape, int) else shape
@@ -188,7 +189,7 @@ def scalar(dtype: np.dtype[Any], value: Any) -> Any:
     return np.array(value).astype(dtype)[()]
 
 
-def _file(spec: Mapping[str, Any], around: Around, position: Position) -> np.ndarray:
+def _file(spec: Values, around: Around, position: Position) -> Array:
     if not isinstance(spec["file"], str):
         raise ValueError(f'"file" must be a path, got {json.dumps(spec["file"])}')
     path = around.folder / spec["file"]
@@ -209,11 +210,11 @@ def _file(spec: Mapping[str, Any], around: Around, position: Position) -> np.nda
     return array
 
 
-def _value(spec: Mapping[str, Any], around: Around, position: Position) -> Any:
+def _value(spec: Values, around: Around, position: Position) -> Any:
     return scalar(dtype_of(spec.get("dtype", "int32")), spec["value"])
 
 
-def _bytes(spec: Mapping[str, Any], around: Around, position: Position) -> bytes:
+def _bytes(spec: Values, around: Around, position: Position) -> bytes:
     if not isinstance(spec["bytes"], str):
         raise ValueError(f'"bytes" must be hexadecimal digits, got {json.dumps(spec["bytes"])}')
     try:
@@ -222,7 +223,7 @@ def _bytes(spec: Mapping[str, Any], around: Around, position: Position) -> bytes
         raise ValueError(f'"bytes" must be hexadecimal digits, two a byte: {error}') from error
 
 
-def _map(spec: Mapping[str, Any], around: Around, position: Position) -> TensorMap:
+def _map(spec: Values, around: Around, position: Position) -> TensorMap:
     """A tensor map of an array described here, or of an earlier argument by its name."""
     of = spec["map"]
     if isinstance(of, str):
@@ -253,9 +254,9 @@ _MAKERS = {
 """What an object describes, by the key that it must have: its maker and the further keys."""
 
 
-def template(cuda: str, kernel: str, params: Sequence[Variable]) -> dict[str, Any]:
+def template(cuda: str, kernel: str, params: Sequence[Variable]) -> Report:
     """Returns arguments of a kernel to fill in: arrays of 1,024 elements for pointers, zeros for numbers and structures."""
-    out: dict[str, Any] = {}
+    out: Report = {}
     for (kind, name), param in zip(parameters(cuda, kernel, len(params)), params, strict=True):
         wanted, _ = type_of(kind)
         if "*" in kind or (not kind and param.type.bits == 64 and param.type.kind != "f" and not param.is_array):

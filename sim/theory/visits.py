@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.expressions.tree import Load, depends_on
 from cupyflash.request import score
 from cupyflash.request.options import EMPTY, MIXED
@@ -63,8 +64,8 @@ def lengths(p: Problem) -> Mapping[int, int]:
 class KeptTiles(NamedTuple):
     """The tiles of one query head, (Tr, Tc), under its masks: those visited, and those where a mask is evaluated for each score."""
 
-    visited: np.ndarray
-    asked: np.ndarray
+    visited: Array
+    asked: Array
 
 
 def masks_and_lengths(schedule: TileSchedule) -> Iterator[tuple[int, int, list[KeptTiles] | None]]:
@@ -97,7 +98,7 @@ def _kept(schedule: TileSchedule) -> KeptTiles | None:
     return KeptTiles(made[0], made[1])
 
 
-def own_blocks(schedule: TileSchedule, mask: np.ndarray) -> np.ndarray:
+def own_blocks(schedule: TileSchedule, mask: Array) -> Array:
     """A block mask (..., Tr, Tc) for the schedule's blocks, which may be parts of the mask's blocks."""
     p, (br, bc) = schedule.problem, schedule.blocks
     rows, cols = (schedule.mask_blocks if isinstance(schedule, BackwardSchedule) else None) or (br, bc)
@@ -170,14 +171,14 @@ def span(schedule: TileSchedule, keys: int, block: int) -> tuple[int, int]:
     return forms.col_range(schedule.problem.seqlen_q, keys, *schedule.blocks, *sides(schedule.problem), block)
 
 
-def visits_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None) -> Visits:
+def visits_of(schedule: TileSchedule, keys: int, kept: Array | None = None) -> Visits:
     """The sums for a head with `keys` keys that visits the tiles `kept` (Tr, Tc), or all."""
     if kept is not None:
         return _kept_visits(schedule, keys, kept)
     return Visits(*forms.visited(schedule.problem.seqlen_q, keys, *schedule.blocks, *sides(schedule.problem)))
 
 
-def columns_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None, room: int | None = None) -> int:
+def columns_of(schedule: TileSchedule, keys: int, kept: Array | None = None, room: int | None = None) -> int:
     """The keys of the column blocks that any row block visits; with those that only have `room` there, up to so many in all."""
     bc, room = schedule.block_cols, keys if room is None else room
     if kept is None:
@@ -188,7 +189,7 @@ def columns_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None
     return int(visited @ np.clip(room - j * bc, 0, bc))
 
 
-def _spans(schedule: TileSchedule, keys: int) -> tuple[np.ndarray, np.ndarray]:
+def _spans(schedule: TileSchedule, keys: int) -> tuple[Array, Array]:
     """`span` of every row block, for a block mask; 0, 0 where its rows see nothing."""
     begin, end = np.zeros((2, blocks_in(schedule.problem.seqlen_q, schedule.block_rows)), np.int64)
     for block in seen_blocks(schedule, keys):
@@ -196,7 +197,7 @@ def _spans(schedule: TileSchedule, keys: int) -> tuple[np.ndarray, np.ndarray]:
     return begin, end
 
 
-def _kept_visits(schedule: TileSchedule, keys: int, kept: np.ndarray) -> Visits:
+def _kept_visits(schedule: TileSchedule, keys: int, kept: Array) -> Visits:
     br, bc = schedule.blocks
     begin, end = _spans(schedule, keys)
     starts, j = np.arange(len(begin)) * br, np.arange(kept.shape[1])
@@ -207,7 +208,7 @@ def _kept_visits(schedule: TileSchedule, keys: int, kept: np.ndarray) -> Visits:
     return Visits(int(rows @ visits), int(rows[visits > 0].sum()), int((visited @ widths).sum()), int((end - begin).sum()), ends)
 
 
-def scores_of(p: Problem, keys: int, kept: np.ndarray | None = None, blocks: tuple[int, int] = (1, 1)) -> int:
+def scores_of(p: Problem, keys: int, kept: Array | None = None, blocks: tuple[int, int] = (1, 1)) -> int:
     """The number of scores of one head that position leaves, in the kept blocks of (Br, Bc) if there is a block mask."""
     left, right = sides(p)
     if kept is None:
@@ -224,10 +225,10 @@ def scores_of(p: Problem, keys: int, kept: np.ndarray | None = None, blocks: tup
     return int(np.diff(np.diff(ends - begins, axis=0), axis=1)[kept].sum())
 
 
-def _area(x: np.ndarray, most: np.ndarray) -> np.ndarray:
+def _area(x: Array, most: Array) -> Array:
     """The sum of clip(y, 0, most) over all y < x."""
     below = np.maximum(np.minimum(x, most), 0)
-    area: np.ndarray = below * (below - 1) // 2 + np.maximum(x - most, 0) * most
+    area: Array = below * (below - 1) // 2 + np.maximum(x - most, 0) * most
     return area
 
 

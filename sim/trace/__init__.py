@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cupyflash import kernels_cu
+from cupyflash.basics import Array, Report, Values
 from cupyflash.request.score import Mask, Score
 from cupyflash.schedules import DecodeSchedule, Kernel, Move, Room, TileSchedule, Walk
 from cupyflash.schedules.moves import ONE, TENSORS, Totals
@@ -125,14 +126,14 @@ class HeldTensor:
         return self.shape[0] * self.shape[1] // len(self.pages) if self.pages else self.shape[1]
 
     @cached_property
-    def firsts(self) -> np.ndarray:
+    def firsts(self) -> Array:
         """The keys of the pages' first rows; 0 of nobody's."""
         return np.array([0 if page is None else page.first for page in self.pages] or [0] * self.shape[0])
 
-    def keys(self, slab: np.ndarray, row: np.ndarray) -> np.ndarray:
+    def keys(self, slab: Array, row: Array) -> Array:
         """The sequence's keys that rows are; without pages, the rows themselves."""
         per_slab = -(-self.shape[1] // max(1, self.page_rows))
-        found: np.ndarray = self.firsts[slab * per_slab + row // self.page_rows] + row % self.page_rows
+        found: Array = self.firsts[slab * per_slab + row // self.page_rows] + row % self.page_rows
         return found
 
     def keys_of(self, move: TileMove) -> Span:
@@ -154,7 +155,7 @@ class Trace:
     executed: Traffic
     problems: tuple[str, ...] = ()
     decoding: Decoding | None = None
-    timelines: tuple[dict[str, Any], ...] = ()
+    timelines: tuple[Report, ...] = ()
 
     @property
     def traffic(self) -> Traffic:
@@ -251,8 +252,8 @@ class Touch(NamedTuple):
 
     held: HeldTensor
     write: bool
-    elements: np.ndarray
-    nbytes: np.ndarray
+    elements: Array
+    nbytes: Array
     source: str
 
 
@@ -269,7 +270,7 @@ class TracedLaunch:
     tile_rows: int
     tile_cols: int
     moves: dict[tuple[int, str, bool, int, int], TileMove] = field(default_factory=dict)
-    turns: dict[tuple[int, str, bool, int], np.ndarray] = field(default_factory=dict)
+    turns: dict[tuple[int, str, bool, int], Array] = field(default_factory=dict)
     """By block, tensor, write and tile: how often each element was accessed."""
     last: dict[int, tuple[str, bool]] = field(default_factory=dict)
     """By block, what it accessed last."""
@@ -328,7 +329,7 @@ class Recorder:
     def __init__(self, schedule: TileSchedule, decoding: Decoding | None = None, timeline_block: int | None = None):
         self.schedule, self.decoding, self.timeline_block = schedule, decoding, timeline_block
         self.launches: list[TracedLaunch] = []
-        self.timelines: list[dict[str, Any]] = []
+        self.timelines: list[Report] = []
         self.tensors: dict[str, HeldTensor] = {}
         self._mapped = {name: box.tensor for name, box in schedule.maps().items()}
         self._inner = {walk.kernel: inner_of(walk) for walk in schedule.walks()}
@@ -344,7 +345,7 @@ class Recorder:
         follow = None if self.timeline_block is None else partial(self._follow, kernel, self.timeline_block)
         return Onlookers(lambda access: self._observe(launch, access), follow)
 
-    def _follow(self, kernel: Kernel, block: int, given: Mapping[str, Any]) -> None:
+    def _follow(self, kernel: Kernel, block: int, given: Values) -> None:
         """Makes the timeline of a launch that is about to begin."""
         from cupyflash.sim.clock import planned, timeline
 
@@ -371,7 +372,7 @@ class Recorder:
             own, number = np.repeat(blocks == block, counts), lanes.wave.number(lanes.wave.first_block + block)
             launch.add(number, Touch(held, access.write, elements[own], nbytes[own], place_of(access)))
 
-    def _held(self, name: str, array: np.ndarray) -> HeldTensor:
+    def _held(self, name: str, array: Array) -> HeldTensor:
         known = self.tensors.get(name)
         if known is None:
             assert array.flags.c_contiguous, name  # as they are drawn
@@ -385,7 +386,7 @@ class Recorder:
         """True if an array is (pages, heads, rows, d)."""
         return name in ("K", "V") and self.decoding is not None and "block_table" in self.decoding.arrays
 
-    def _pages(self, name: str, array: np.ndarray) -> tuple[Page | None, ...]:
+    def _pages(self, name: str, array: Array) -> tuple[Page | None, ...]:
         """`Held.pages` of decoding's arrays."""
         if self.decoding is None or name not in ("K", "V", "K_new", "V_new"):
             return ()
@@ -415,13 +416,13 @@ def source_text(line: Line) -> str:
     return lines[number - 1].strip() if number <= len(lines) else ""
 
 
-def by_heads(elements: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def by_heads(elements: Array, shape: tuple[int, ...]) -> Array:
     """Elements of (pages, heads, rows, d), counted as those of (heads, pages, rows, d)."""
     page, head, row, col = np.unravel_index(elements, shape)
     return np.ravel_multi_index((head, page, row, col), (shape[1], shape[0], *shape[2:]))
 
 
-def shape_of(name: str, array: np.ndarray) -> tuple[int, int, int]:
+def shape_of(name: str, array: Array) -> tuple[int, int, int]:
     """An array as (slabs, rows, cols)."""
     if is_vector(name):
         return math.prod(array.shape[:-1]), array.shape[-1], 1
@@ -437,7 +438,7 @@ def place_of(access: Access) -> str:
     return f"{str(file).rpartition('/')[2]}:{line}"
 
 
-def span_of(places: np.ndarray) -> Span:
+def span_of(places: Array) -> Span:
     """The span from the first to the last."""
     return Span(int(places.min()), int(places.max()) + 1)
 

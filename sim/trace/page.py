@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Array, Report
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import BackwardSchedule
 from cupyflash.schedules.moves import VISIT
@@ -38,7 +39,7 @@ def step_of(trace: Trace, launch: int) -> AlgorithmStep:
     return algorithm_of(trace).steps.get(trace.kernels[launch].name, MASK_TILES)
 
 
-def report(traces: Sequence[Trace], names: Sequence[str], title: str) -> dict[str, Any]:
+def report(traces: Sequence[Trace], names: Sequence[str], title: str) -> Report:
     """Traces of one problem, for JSON; `names` are the players'."""
     one = next((each for each in traces if each.decoding is not None), traces[0])
     p, device = one.schedule.problem, one.schedule.device
@@ -56,7 +57,7 @@ def report(traces: Sequence[Trace], names: Sequence[str], title: str) -> dict[st
     }
 
 
-def masked(seen: Callable[[bool], np.ndarray]) -> dict[str, Any]:
+def masked(seen: Callable[[bool], Array]) -> Report:
     """The keys that rows do not see, "masks": for each row the left-out keys first <= k < end, as a flat list of ends; and
     "mask_of", the index of each head's mask.
 
@@ -69,7 +70,7 @@ def masked(seen: Callable[[bool], np.ndarray]) -> dict[str, Any]:
     return {"masks": found[0], "mask_of": found[1]}
 
 
-def seen(p: Problem, with_mask: bool) -> np.ndarray:
+def seen(p: Problem, with_mask: bool) -> Array:
     """The keys that the rows of a problem's heads see, (heads of the batch, n_q, n_k)."""
     rows, pattern = np.arange(p.seqlen_q), p.options.pattern
     kept = np.zeros((p.batch, p.heads, p.seqlen_q, p.seqlen_k), bool)
@@ -80,7 +81,7 @@ def seen(p: Problem, with_mask: bool) -> np.ndarray:
     return kept.reshape(p.head_count, p.seqlen_q, p.seqlen_k)
 
 
-def seen_by_sequence(decoding: Decoding, with_mask: bool) -> np.ndarray:
+def seen_by_sequence(decoding: Decoding, with_mask: bool) -> Array:
     """The same of decoding, of as many keys as the longest sequence has."""
     batch, heads, n_q, _ = decoding.arrays["q"].shape
     kept = np.zeros((batch, heads, n_q, longest(decoding)), bool)
@@ -96,7 +97,7 @@ def longest(decoding: Decoding) -> int:
     return max(int(inputs.k.shape[2]) for inputs in decoding.sequences)
 
 
-def distinct(kept: np.ndarray) -> tuple[list[list[list[int]]], list[int]]:
+def distinct(kept: Array) -> tuple[list[list[list[int]]], list[int]]:
     """Different ones among (heads, n_q, n_k) as the ends of what each row leaves out, and which of them is each head's."""
     numbers = {each.tobytes(): each for each in kept}
     order = list(numbers)
@@ -104,7 +105,7 @@ def distinct(kept: np.ndarray) -> tuple[list[list[list[int]]], list[int]]:
     return edges, [order.index(each.tobytes()) for each in kept]
 
 
-def player(trace: Trace, name: str) -> dict[str, Any]:
+def player(trace: Trace, name: str) -> Report:
     """One trace, its `moves` as rows of COLUMNS; `lines` are (number, depth, text)."""
     algorithm, schedule = algorithm_of(trace), trace.schedule
     lines = algorithm.lines_with(trace.tensors)
@@ -138,7 +139,7 @@ def player(trace: Trace, name: str) -> dict[str, Any]:
     }
 
 
-def tensor(held: HeldTensor, form: Traffic) -> dict[str, Any]:
+def tensor(held: HeldTensor, form: Traffic) -> Report:
     """A tensor. Where its rows are not a sequence's keys in their order, it has `pages` of so many `page_rows`: (sequence, first
     key), or null where they are nobody's."""
     moved = form.get(held.name, TensorTraffic())
@@ -157,7 +158,7 @@ def tensor(held: HeldTensor, form: Traffic) -> dict[str, Any]:
     }
 
 
-def launch(trace: Trace, number: int, places: dict[int, int]) -> dict[str, Any]:
+def launch(trace: Trace, number: int, places: dict[int, int]) -> Report:
     """A launch: its kernel, and what the SRAM of one of its thread blocks holds."""
     kernel, step = trace.kernels[number], step_of(trace, number)
     constants, (rooms, inside) = dict(kernel.constants), rooms_of(trace, number)
@@ -181,7 +182,7 @@ def launch(trace: Trace, number: int, places: dict[int, int]) -> dict[str, Any]:
     }
 
 
-def reasons(trace: Trace, number: int) -> dict[str, Any]:
+def reasons(trace: Trace, number: int) -> Report:
     """The reasons of a launch's moves: by side and tensor, and of its writes before any read."""
     moved = {(move.tensor, move.write) for move in trace.moves if move.launch == number}
     told = reasons_of(trace.kernels[number].name)
@@ -190,7 +191,7 @@ def reasons(trace: Trace, number: int) -> dict[str, Any]:
     return known | {"first": told["first"]}
 
 
-def page(told: dict[str, Any], choices: dict[str, Any] | None = None) -> str:
+def page(told: Report, choices: Report | None = None) -> str:
     """A report as one HTML page that needs nothing else, and `choices` of other sizes. ValueError if an algorithm moves nothing."""
     if still := [each["name"] for each in told["players"] if not each["moves"]]:
         raise ValueError(f"{still[0]} moves nothing for {told['title']}: there is nothing to play")

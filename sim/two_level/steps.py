@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.schedules.moves import Walk, When
 from cupyflash.schedules.parts import Part, Visited
 
@@ -50,11 +51,11 @@ def distinct(walk: Walk) -> Iterator[tuple[int, Part, Heads]]:
 class Events(NamedTuple):
     """Turns of thread blocks in which something moves, in order, and of which tile: what that does not fix is 0."""
 
-    block: np.ndarray
-    turn: np.ndarray
-    g: np.ndarray
-    i: np.ndarray
-    j: np.ndarray
+    block: Array
+    turn: Array
+    g: Array
+    i: Array
+    j: Array
 
 
 class Steps:
@@ -69,7 +70,7 @@ class Steps:
         self.turns = np.maximum(self.visits, 1) if walk.loop else np.ones_like(self.visits)
         self._events: dict[When, Events] = {}
 
-    def _counted(self) -> np.ndarray:
+    def _counted(self) -> Array:
         """The tiles that each thread block visits."""
         block, heads = self.walk.block.lower(), self.heads.each
         if "i" in block and "j" in block:
@@ -81,29 +82,29 @@ class Steps:
         return each.ravel() if "g" in block else each.sum(axis=0)
 
     @cached_property
-    def tiles(self) -> tuple[np.ndarray, ...]:
+    def tiles(self) -> tuple[Array, ...]:
         """g, i and j of all visits, thread block by thread block."""
         tiles = self._listed(self.heads.each)
         order = np.argsort(self._number(self.walk.block.lower() + self.walk.loop, tiles), kind="stable")
         return tuple(each[order] for each in tiles)
 
     @cached_property
-    def turn(self) -> np.ndarray:
+    def turn(self) -> Array:
         """The turns in which they come, all in one where there is no loop."""
         if not self.walk.loop:
             return np.zeros(int(self.visits.sum()), np.int32)
         before = (np.cumsum(self.visits) - self.visits).astype(np.int32)
-        counted: np.ndarray = np.arange(self.visits.sum(), dtype=np.int32) - np.repeat(before, self.visits)
+        counted: Array = np.arange(self.visits.sum(), dtype=np.int32) - np.repeat(before, self.visits)
         return counted
 
-    def _listed(self, heads: tuple[Visited, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _listed(self, heads: tuple[Visited, ...]) -> tuple[Array, Array, Array]:
         """g, i and j of the tiles that heads visit."""
         pairs = [each.pairs for each in heads]
         g = np.repeat(np.arange(len(pairs), dtype=np.int32), [len(i) for i, _ in pairs])
         none = np.zeros(0, np.int32)
         return g, np.concatenate([none, *(i for i, _ in pairs)]), np.concatenate([none, *(j for _, j in pairs)])
 
-    def _number(self, axes: str, tiles: tuple[np.ndarray, ...]) -> np.ndarray:
+    def _number(self, axes: str, tiles: tuple[Array, ...]) -> Array:
         """Tiles numbered by some axes, the last one fastest; those in capitals from the last one on."""
         found = np.zeros(len(tiles[0]), np.int64)
         for axis in axes:
@@ -151,7 +152,7 @@ class Steps:
             return np.sort(len(every) - 1 - np.unique(number[::-1], return_index=True)[1])
         return np.sort(np.unique(number, return_index=True)[1])
 
-    def _others(self, when: When, axes: str) -> tuple[np.ndarray, ...]:
+    def _others(self, when: When, axes: str) -> tuple[Array, ...]:
         """Tiles that are moved for whether they are visited or not."""
         if when.tiles == "spanned":
             return self._listed(tuple(each.spanned for each in self.heads.each))

@@ -523,13 +523,27 @@ def access(space: str, kind: str, size: int) -> str:
     """
     shared, reads = space == "shared", kind == "cp.async" and space == "global"
     names = {
-        "NAME": access_name(space, kind, size), "SPACE": space, "SIZE": size, "KIND": "ld" if reads else kind, "LESS": size - 1,
-        "KNOWN": KNOWN, "DISTANCES": DISTANCES, "COUNTS": COUNTS, "STEPS": steps("i64", size),
-        "ONE": ONE, "ROW": ROW, "STREWN": STREWN, "SHARED": str(shared).lower(), "NUMBER": SITE["number"],
-        "REFUSED": REFUSED.get(kind, "eq i64 %writable, 0"), "AT_SHARED": LAUNCH["shared"],
-        "COUNT_AT": "0" if shared else "%countat", "WARP_CROWD": WARP_CROWD,
+        "NAME": access_name(space, kind, size),
+        "SPACE": space,
+        "SIZE": size,
+        "KIND": "ld" if reads else kind,
+        "LESS": size - 1,
+        "KNOWN": KNOWN,
+        "DISTANCES": DISTANCES,
+        "COUNTS": COUNTS,
+        "STEPS": steps("i64", size),
+        "ONE": ONE,
+        "ROW": ROW,
+        "STREWN": STREWN,
+        "SHARED": str(shared).lower(),
+        "NUMBER": SITE["number"],
+        "REFUSED": REFUSED.get(kind, "eq i64 %writable, 0"),
+        "AT_SHARED": LAUNCH["shared"],
+        "COUNT_AT": "0" if shared else "%countat",
+        "WARP_CROWD": WARP_CROWD,
         "CROWDED": "true" if kind in COLLECTIVE else "%crowded",
-        "GLOBAL_TAG": WARP_STATE["global_tag"], "TAG": WARP_STATE["tag"],
+        "GLOBAL_TAG": WARP_STATE["global_tag"],
+        "TAG": WARP_STATE["tag"],
         # Several lanes of a warp that store to one place race.
         "CLASH": "  br i1 %crowded, label %fail, label %goes\ngoes:" if KINDS[kind] == WROTE and not reads else "",
         "INLINE_END": "inline" if shared else "unbroken",
@@ -551,9 +565,7 @@ REFUSED = {"ld": "ne i64 0, 0", "cp.async": "ne i64 %writable, 0"}
 
 def segments() -> str:
     """Returns the function that finds the segment of an address."""
-    return SEGMENTS.substitute(
-        SEGMENTS=LAUNCH["segments"], SEGMENT_COUNT=LAUNCH["segment_count"], SEGMENT_WORDS=SEGMENT_WORDS
-    )
+    return SEGMENTS.substitute(SEGMENTS=LAUNCH["segments"], SEGMENT_COUNT=LAUNCH["segment_count"], SEGMENT_WORDS=SEGMENT_WORDS)
 
 
 def measure(space: str, size: int) -> str:
@@ -569,7 +581,9 @@ def move(opcode: str, bits: int) -> str:
     of, lanes, width = f"<{WARP} x i{bits}>", f"i32 1, <{WARP} x i1> %lanes", f"v{WARP}i{bits}"
     if opcode == "ld":
         parts = {
-            "RESULT": of, "NOTHING": f"{of} zeroinitializer", "VALUE": "",
+            "RESULT": of,
+            "NOTHING": f"{of} zeroinitializer",
+            "VALUE": "",
             "INLINE": f"  %x = call {of} @llvm.masked.load.{width}.p0(ptr %p, {lanes}, {of} zeroinitializer)\n  ret {of} %x",
             "ONCE": f"""  %y = load i{bits}, ptr %p1, align 1
   %y1 = insertelement {of} poison, i{bits} %y, i64 0
@@ -580,7 +594,9 @@ def move(opcode: str, bits: int) -> str:
         }
     else:
         parts = {
-            "RESULT": "void", "NOTHING": "void", "VALUE": f", {of} %value",
+            "RESULT": "void",
+            "NOTHING": "void",
+            "VALUE": f", {of} %value",
             "INLINE": f"  call void @llvm.masked.store.{width}.p0({of} %value, ptr %p, {lanes})\n  ret void",
             "ONCE": f"  %y = extractelement {of} %value, i32 %first1\n  store i{bits} %y, ptr %p1, align 1\n  ret void",
             "STREWN": f"  call void @llvm.masked.scatter.{width}.v{WARP}p0({of} %value, <{WARP} x ptr> %ps, {lanes})\n  ret void",

@@ -371,9 +371,7 @@ def needed(helper: tuple[object, ...], row: ShadowRow) -> Iterable[tuple[object,
     yield helper
 
 
-def texts(
-    warp: str, helpers: Iterable[tuple[object, ...]], row: ShadowRow, shape: KernelShape
-) -> tuple[str, Sequence[str], str]:
+def texts(warp: str, helpers: Iterable[tuple[object, ...]], row: ShadowRow, shape: KernelShape) -> tuple[str, Sequence[str], str]:
     """Returns the text of a kernel, its function `warp` and the run of blocks; those of what it calls; declarations."""
     every = dict.fromkeys(one for helper in sorted(helpers, key=repr) for one in needed(helper, row))
     state, registers = shape.state_words, shape.register_bytes
@@ -393,9 +391,16 @@ def texts(
         ),
         SPECIAL="\n".join([*map(placed, range(len(shape.places)), shape.places), *(blank(shape.blanks + k) for k in shape.blank)]),
         COPY_WORDS=COPY_SLOTS * COPY_WORDS,
-        REGISTER_BYTES=registers, STATE_WORDS=state, STATE_BYTES=8 * state, BARRIERS=LAUNCH["barriers"], VOTES=LAUNCH["votes"],
-        FIRST_EPOCH=1 << THREAD_BITS, FIRST_SHARED=1 << EPOCH, LAST_EPOCH=1 << (32 - EPOCH),
-        EPOCH=EPOCH, THREAD_BITS=THREAD_BITS,
+        REGISTER_BYTES=registers,
+        STATE_WORDS=state,
+        STATE_BYTES=8 * state,
+        BARRIERS=LAUNCH["barriers"],
+        VOTES=LAUNCH["votes"],
+        FIRST_EPOCH=1 << THREAD_BITS,
+        FIRST_SHARED=1 << EPOCH,
+        LAST_EPOCH=1 << (32 - EPOCH),
+        EPOCH=EPOCH,
+        THREAD_BITS=THREAD_BITS,
     )
     called = [HELPERS[str(name)](*given) for name, *given in every]
     return "\n".join([groups, run, warp]), called, "\n".join(map(masked, (8, 16, 32, 64, 128)))
