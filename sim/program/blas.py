@@ -17,7 +17,7 @@ import numpy as np
 
 from cupyflash.sim.program.copies import CopyCalls
 from cupyflash.sim.program.errors import CudaError, ErrorCode
-from cupyflash.sim.program.streams import KERNEL
+from cupyflash.sim.program.streams import KERNEL, destroys
 from cupyflash.sim.ptx.order.past import READ, WRITE
 from cupyflash.sim.ptx.parameters import dtype_of
 from cupyflash.sim.ptx.state.segments import UNWRITTEN, WRITTEN
@@ -145,11 +145,7 @@ class BlasCalls(CopyCalls):
 
     cublasLtCreate = cublasCreate_v2
 
-    def cublasDestroy_v2(self, handle: int) -> None:
-        self.find(handle, BlasHandle)
-        del self.handles[handle]
-
-    cublasLtDestroy = cublasDestroy_v2
+    cublasDestroy_v2 = cublasLtDestroy = destroys(BlasHandle)
 
     def cublasSetStream_v2(self, handle: int, stream: int) -> None:
         self.find(handle, BlasHandle).stream = stream
@@ -169,7 +165,7 @@ class BlasCalls(CopyCalls):
     def cublasGetMathMode(self, handle: int, out: int) -> None:
         self.channel.write_int(out, self.find(handle, BlasHandle).math_mode)
 
-    def cublasSetWorkspace_v2(self, handle: int, workspace: int, size: int) -> None:
+    def cublasSetWorkspace_v2(self, handle: int) -> None:
         self.find(handle, BlasHandle)
 
     def cublasGetVersion_v2(self, handle: int, out: int) -> None:
@@ -313,11 +309,7 @@ class BlasCalls(CopyCalls):
     def cublasLtMatmulPreferenceCreate(self, out: int) -> None:
         self.channel.write_word(out, self.handle(Attributes()))
 
-    def cublasLtMatmulDescDestroy(self, handle: int) -> None:
-        self.find(handle, Attributes)
-        del self.handles[handle]
-
-    cublasLtMatrixLayoutDestroy = cublasLtMatmulPreferenceDestroy = cublasLtMatmulDescDestroy
+    cublasLtMatmulDescDestroy = cublasLtMatrixLayoutDestroy = cublasLtMatmulPreferenceDestroy = destroys(Attributes)
 
     def cublasLtMatmulDescSetAttribute(self, handle: int, number: int, address: int, size: int) -> None:
         value = int.from_bytes(self.channel.read(address, min(size, 8)), "little", signed=True)

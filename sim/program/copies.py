@@ -10,7 +10,7 @@ from cupyflash.sim import ptx
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.lines import Call
 from cupyflash.sim.program.memory import DEVICE, HOST, MANAGED, PAGE, TOTAL, VARIABLE, MovedRange
-from cupyflash.sim.program.streams import ALLOCATE, FREE, MEMCPY, MEMSET, StreamCalls
+from cupyflash.sim.program.streams import ALLOCATE, FREE, MEMCPY, MEMSET, StreamCalls, tells
 from cupyflash.sim.ptx.order import past
 
 PITCH = 512
@@ -40,6 +40,22 @@ class Side:
         return self.address + (z * self.rows + y) * self.pitch + x
 
 
+def copies(of: Callable[..., Copy], stream: int) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Returns two functions of the runtime: one copies at once, one in the stream that its word number `stream` names.
+
+    `of` returns the copy that their first words describe.
+    """
+    count = of.__code__.co_argcount - 1
+
+    def now(self: CopyCalls, *words: int) -> None:
+        self.now(of(self, *words[:count]))
+
+    def later(self: CopyCalls, *words: int) -> None:
+        self.later(words[stream], of(self, *words[:count]))
+
+    return now, later
+
+
 class CopyCalls(StreamCalls):
     """Allocation, copies and fills."""
 
@@ -52,14 +68,13 @@ class CopyCalls(StreamCalls):
     def cudaMalloc(self, out: int, size: int) -> None:
         self.give(out, size, DEVICE)
 
-    def cudaMallocManaged(self, out: int, size: int, flags: int) -> None:
+    def cudaMallocManaged(self, out: int, size: int) -> None:
         self.give(out, size, MANAGED)
 
     def cudaMallocHost(self, out: int, size: int) -> None:
         self.give(out, size, HOST)
 
-    def cudaHostAlloc(self, out: int, size: int, flags: int) -> None:
-        self.give(out, size, HOST)
+    cudaHostAlloc = cudaMallocHost
 
     def cudaMallocPitch(self, out: int, pitch: int, width: int, height: int) -> None:
         row = -(-width // PITCH) * PITCH
@@ -100,7 +115,7 @@ class CopyCalls(StreamCalls):
         call = self.call
         self.issue(stream, FREE, lambda there: self.release_in(address, there, call))
 
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> None:
+    def cudaHostRegister(self, address: int, size: int) -> None:
         start, end = address // PAGE * PAGE, -(-(address + size) // PAGE) * PAGE
         if self.memory.taken(start):
             raise CudaError(ErrorCode.NOT_SUPPORTED, "two registered ranges of host memory lie too near each other")
@@ -109,14 +124,13 @@ class CopyCalls(StreamCalls):
     def cudaHostUnregister(self, address: int) -> None:
         self.memory.unregister(address)
 
-    def cudaHostGetDevicePointer(self, out: int, address: int, flags: int) -> None:
+    def cudaHostGetDevicePointer(self, out: int, address: int) -> None:
         block = self.memory.find(address)
         if block is None or block.kind != HOST:
             raise CudaError(ErrorCode.INVALID_VALUE)
         self.channel.write_word(out, address)
 
-    def cudaHostGetFlags(self, out: int, address: int) -> None:
-        self.channel.write_int(out, 2)  # mapped
+    cudaHostGetFlags = tells(2)  # mapped
 
     def cudaMemGetInfo(self, free: int, total: int) -> None:
         self.channel.write_word(free, TOTAL - self.memory.used)
@@ -129,11 +143,10 @@ class CopyCalls(StreamCalls):
         device, host = 0 if block is None else address, 0 if kind in (DEVICE, VARIABLE) else address
         self.channel.write(out, struct.pack("<iiQQ", types[kind], -1 if block is None else 0, device, host))
 
-    def cudaMemPrefetchAsync(self, address: int, size: int, location: int, flags: int, stream: int) -> None:
+    def cudaMemAdvise(self, address: int, size: int) -> None:
         self.memory.part(address, size)
 
-    def cudaMemAdvise(self, address: int, size: int, advice: int, location: int) -> None:
-        self.memory.part(address, size)
+    cudaMemPrefetchAsync = cudaMemAdvise
 
     # -- copies -----------------------------------------------------------------------------------------------------------
 
@@ -149,17 +162,9 @@ class CopyCalls(StreamCalls):
     def plain(self, target: int, source: int, size: int) -> Copy:
         return lambda: self.memory.copy(target, source, size)
 
-    def cudaMemcpy(self, target: int, source: int, size: int, kind: int) -> None:
-        self.now(self.plain(target, source, size))
-
-    def cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
-        self.later(stream, self.plain(target, source, size))
-
-    def cudaMemcpyPeer(self, target: int, first: int, source: int, second: int, size: int) -> None:
-        self.now(self.plain(target, source, size))
-
-    def cudaMemcpyPeerAsync(self, target: int, first: int, source: int, second: int, size: int, stream: int) -> None:
-        self.later(stream, self.plain(target, source, size))
+    def peer(self, target: int, _: int, source: int, __: int, size: int) -> Copy:
+        """Returns a copy between two devices, which are one."""
+        return self.plain(target, source, size)
 
     def rows(self, target: int, pitch: int, source: int, from_pitch: int, width: int, height: int) -> Copy:
         """Returns a copy of `height` rows of `width` bytes."""
@@ -171,14 +176,6 @@ class CopyCalls(StreamCalls):
                 self.memory.copy(target + row * pitch, source + row * from_pitch, width)
 
         return copy
-
-    def cudaMemcpy2D(self, target: int, pitch: int, source: int, from_pitch: int, width: int, height: int) -> None:
-        self.now(self.rows(target, pitch, source, from_pitch, width, height))
-
-    def cudaMemcpy2DAsync(
-        self, target: int, pitch: int, source: int, from_pitch: int, width: int, height: int, kind: int, stream: int
-    ) -> None:
-        self.later(stream, self.rows(target, pitch, source, from_pitch, width, height))
 
     def box(self, parameters: int) -> Copy:
         """Returns the copy that a cudaMemcpy3DParms describes."""
@@ -209,11 +206,10 @@ class CopyCalls(StreamCalls):
         """Returns an array as one end of a copy of a box."""
         raise NotImplementedError
 
-    def cudaMemcpy3D(self, parameters: int) -> None:
-        self.now(self.box(parameters))
-
-    def cudaMemcpy3DAsync(self, parameters: int, stream: int) -> None:
-        self.later(stream, self.box(parameters))
+    cudaMemcpy, cudaMemcpyAsync = copies(plain, 4)
+    cudaMemcpyPeer, cudaMemcpyPeerAsync = copies(peer, 5)
+    cudaMemcpy2D, cudaMemcpy2DAsync = copies(rows, 7)
+    cudaMemcpy3D, cudaMemcpy3DAsync = copies(box, 1)
 
     # -- fills ------------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.launches import HEAP
 from cupyflash.sim.program.properties import attribute, properties
+from cupyflash.sim.program.streams import tells
 from cupyflash.sim.program.symbols import SymbolCalls
 
 STACK, PRINTF = 0, 1
@@ -29,27 +30,21 @@ class DeviceCalls(SymbolCalls):
         self.limits = dict(LIMITS)
         self.most_dynamic: dict[int, int] = {}
 
-    def cudaGetDeviceCount(self, out: int) -> None:
-        self.channel.write_int(out, 1)
-
-    def cudaGetDevice(self, out: int) -> None:
-        self.channel.write_int(out, 0)
+    cudaGetDeviceCount = tells(1)
+    cudaGetDevice = cudaChooseDevice = cudaDeviceCanAccessPeer = tells(0)
+    cudaGetDeviceFlags = tells(8)
 
     def cudaSetDevice(self, device: int) -> None:
         if device & 0xFFFFFFFF:
             raise CudaError(ErrorCode.INVALID_DEVICE)
 
-    def cudaInitDevice(self, device: int, device_flags: int, flags: int) -> None:
-        self.cudaSetDevice(device)
+    cudaInitDevice = cudaSetDevice
 
-    def cudaSetDeviceFlags(self, flags: int) -> None:
-        pass
+    def without_effect(self) -> None:
+        """Does nothing: for functions that only advise."""
 
-    def cudaGetDeviceFlags(self, out: int) -> None:
-        self.channel.write_int(out, 8)
-
-    def cudaChooseDevice(self, out: int, wanted: int) -> None:
-        self.channel.write_int(out, 0)
+    cudaSetDeviceFlags = cudaDeviceSetCacheConfig = cudaDeviceSetSharedMemConfig = without_effect
+    cudaCtxResetPersistingL2Cache = cudaProfilerStart = cudaProfilerStop = without_effect
 
     def cudaGetDeviceProperties(self, out: int, device: int) -> None:
         self.cudaSetDevice(device)
@@ -64,17 +59,12 @@ class DeviceCalls(SymbolCalls):
     def cudaDriverGetVersion(self, out: int) -> None:
         self.channel.write_int(out, 1000 * self.version)
 
-    def cudaRuntimeGetVersion(self, out: int) -> None:
-        self.channel.write_int(out, 1000 * self.version)
+    cudaRuntimeGetVersion = cudaDriverGetVersion
 
     def cudaDeviceSynchronize(self) -> None:
         self.wait_for_all()
 
-    def cudaDeviceReset(self) -> None:
-        self.wait_for_all()
-
-    def cudaThreadExit(self) -> None:
-        self.wait_for_all()
+    cudaDeviceReset = cudaThreadExit = cudaDeviceSynchronize
 
     def cudaDeviceGetPCIBusId(self, out: int, length: int, device: int) -> None:
         self.channel.write(out, b"0000:00:00.0\0"[: length & 0xFFFFFFFF])
@@ -84,55 +74,19 @@ class DeviceCalls(SymbolCalls):
             if out:
                 self.channel.write_int(out, value)
 
-    def cudaDeviceCanAccessPeer(self, out: int, device: int, peer: int) -> None:
-        self.channel.write_int(out, 0)
-
     def cudaDeviceGetLimit(self, out: int, limit: int) -> None:
         self.channel.write_word(out, self.limits.get(limit & 0xFFFFFFFF, 0))
 
     def cudaDeviceSetLimit(self, limit: int, value: int) -> None:
         self.limits[limit & 0xFFFFFFFF] = value
 
-    def cudaDeviceSetCacheConfig(self, config: int) -> None:
-        pass
-
-    def cudaDeviceSetSharedMemConfig(self, config: int) -> None:
-        pass
-
-    def cudaCtxResetPersistingL2Cache(self) -> None:
-        pass
-
-    def cudaProfilerStart(self) -> None:
-        pass
-
-    def cudaProfilerStop(self) -> None:
-        pass
-
     # -- memory pools, of which there is one, that keeps nothing --------------------------------------------------------
 
-    def cudaDeviceGetDefaultMemPool(self, out: int, device: int) -> None:
-        self.channel.write_word(out, 16)
-
-    def cudaDeviceGetMemPool(self, out: int, device: int) -> None:
-        self.channel.write_word(out, 16)
-
-    def cudaDeviceSetMemPool(self, device: int, pool: int) -> None:
-        pass
-
-    def cudaMemPoolCreate(self, out: int, properties: int) -> None:
-        self.channel.write_word(out, 16)
-
-    def cudaMemPoolDestroy(self, pool: int) -> None:
-        pass
-
-    def cudaMemPoolSetAttribute(self, pool: int, attribute: int, value: int) -> None:
-        pass
+    cudaDeviceGetDefaultMemPool = cudaDeviceGetMemPool = cudaMemPoolCreate = tells(16, 8)
+    cudaDeviceSetMemPool = cudaMemPoolDestroy = cudaMemPoolSetAttribute = cudaMemPoolTrimTo = without_effect
 
     def cudaMemPoolGetAttribute(self, pool: int, attribute: int, out: int) -> None:
         self.channel.write_word(out, self.memory.used if attribute & 0xFFFFFFFF >= 5 else 0)
-
-    def cudaMemPoolTrimTo(self, pool: int, size: int) -> None:
-        pass
 
     # -- kernels --------------------------------------------------------------------------------------------------------
 
@@ -154,11 +108,10 @@ class DeviceCalls(SymbolCalls):
                 raise CudaError(ErrorCode.INVALID_VALUE)
             self.most_dynamic[function] = value & 0xFFFFFFFF
 
-    def cudaFuncSetCacheConfig(self, function: int, config: int) -> None:
+    def cudaFuncSetCacheConfig(self, function: int) -> None:
         self.kernel(function)
 
-    def cudaFuncSetSharedMemConfig(self, function: int, config: int) -> None:
-        self.kernel(function)
+    cudaFuncSetSharedMemConfig = cudaFuncSetCacheConfig
 
     def cudaOccupancyMaxActiveBlocksPerMultiprocessor(self, out: int, function: int, threads: int, dynamic: int) -> None:
         threads &= 0xFFFFFFFF
@@ -169,11 +122,8 @@ class DeviceCalls(SymbolCalls):
         by += [self.device.sram_per_sm // (shared + chip.shared_reserved)] if shared else []
         self.channel.write_int(out, min(by) if threads <= 1024 else 0)
 
-    def cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-        self, out: int, function: int, threads: int, dynamic: int, flags: int
-    ) -> None:
-        self.cudaOccupancyMaxActiveBlocksPerMultiprocessor(out, function, threads, dynamic)
+    cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags = cudaOccupancyMaxActiveBlocksPerMultiprocessor
 
-    def cudaOccupancyAvailableDynamicSMemPerBlock(self, out: int, function: int, blocks: int, threads: int) -> None:
+    def cudaOccupancyAvailableDynamicSMemPerBlock(self, out: int, function: int, blocks: int) -> None:
         room = self.device.sram_per_sm // max(blocks & 0xFFFFFFFF, 1)
         self.channel.write_word(out, max(0, min(room - 1024, self.device.sram_per_block) - self.static_shared(function)))

@@ -28,6 +28,7 @@ from cupyflash.sim.program.streams import (
     Node,
     ProgramEvent,
     ProgramStream,
+    destroys,
 )
 from cupyflash.sim.program.symbols import LaunchRequest
 from cupyflash.sim.ptx.state.segments import UNWRITTEN
@@ -312,9 +313,7 @@ class GraphCalls(LaunchCalls):
     def cudaGraphClone(self, out: int, graph: int) -> None:
         self.channel.write_word(out, self.handle(self.find(graph, Graph).instance()))
 
-    def cudaGraphDestroy(self, graph: int) -> None:
-        self.find(graph, Graph)
-        del self.handles[graph]
+    cudaGraphDestroy = destroys(Graph)
 
     # -- launches -------------------------------------------------------------------------------------------------------
 
@@ -323,9 +322,7 @@ class GraphCalls(LaunchCalls):
 
     cudaGraphInstantiateWithFlags = cudaGraphInstantiate
 
-    def cudaGraphExecDestroy(self, run: int) -> None:
-        self.find(run, GraphExec)
-        del self.handles[run]
+    cudaGraphExecDestroy = destroys(GraphExec)
 
     def cudaGraphExecKernelNodeSetParams(self, run: int, node: int, parameters: int) -> None:
         request = self.kernel_request(parameters)
@@ -340,7 +337,7 @@ class GraphCalls(LaunchCalls):
         if result:
             self.channel.write(result, bytes(24))
 
-    def cudaGraphUpload(self, run: int, stream: int) -> None:
+    def cudaGraphUpload(self, run: int) -> None:
         self.find(run, GraphExec)
 
     def cudaGraphLaunch(self, run: int, stream: int) -> None:

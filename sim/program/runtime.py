@@ -1,7 +1,7 @@
 """The functions of the CUDA runtime, by their names, on the simulated device.
 
 A method that has the name of a runtime function (one underscore less for those that only the compiler's code calls) is that
-function; its parameters are the words of the call, of which a number
+function; its parameters are the first words of the call, as many as it reads, of which a number
 shorter than 64 bits has only its low bits set for sure. It returns nothing for cudaSuccess, raises `CudaError`, or returns the
 word that the function returns. All other functions that a program has imported return cudaErrorNotSupported, and the report
 names them.

@@ -101,6 +101,21 @@ KERNEL, MEMCPY, MEMSET, HOST_FUNCTION, CHILD, EMPTY, WAIT, RECORD, ALLOCATE, FRE
 """cudaGraphNodeType."""
 
 
+def tells(value: int, size: int = 4) -> Callable[[StreamCalls, int], None]:
+    """Returns a function of the runtime that writes a number to the address in its first word."""
+    return lambda self, out: self.channel.write(out, value.to_bytes(size, "little"))
+
+
+def destroys(kind: type) -> Callable[[StreamCalls, int], None]:
+    """Returns a function of the runtime that destroys what a handle is of."""
+
+    def destroy(self: StreamCalls, handle: int) -> None:
+        self.find(handle, kind)
+        del self.handles[handle]
+
+    return destroy
+
+
 class StreamCalls:
     """The state of a program's runtime, and its functions of streams, events and errors."""
 
@@ -231,12 +246,8 @@ class StreamCalls:
         stream = ProgramStream(self.history.stream(), not flags & NON_BLOCKING)
         self.channel.write_word(out, self.handle(stream))
 
-    def cudaStreamCreateWithPriority(self, out: int, flags: int, priority: int) -> None:
-        self.cudaStreamCreateWithFlags(out, flags)
-
-    def cudaStreamDestroy(self, stream: int) -> None:
-        self.find(stream, ProgramStream)
-        del self.handles[stream]
+    cudaStreamCreateWithPriority = cudaStreamCreateWithFlags
+    cudaStreamDestroy = destroys(ProgramStream)
 
     def cudaStreamSynchronize(self, stream: int) -> None:
         one = self.stream(stream)
@@ -246,10 +257,9 @@ class StreamCalls:
         one.stream.synchronize()
         self.check_sticky()
 
-    def cudaStreamQuery(self, stream: int) -> None:
-        self.cudaStreamSynchronize(stream)
+    cudaStreamQuery = cudaStreamSynchronize
 
-    def cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
+    def cudaStreamWaitEvent(self, stream: int, event: int) -> None:
         one, what = self.stream(stream), self.find(event, ProgramEvent)
         if what.graph is not None:
             one.graph, one.ends = what.graph, [*one.ends, *what.ends]
@@ -262,16 +272,15 @@ class StreamCalls:
     def cudaStreamGetFlags(self, stream: int, out: int) -> None:
         self.channel.write_int(out, 0 if self.stream(stream).blocking else NON_BLOCKING)
 
-    def cudaStreamAttachMemAsync(self, stream: int, address: int, length: int, flags: int) -> None:
+    def cudaStreamSetAttribute(self, stream: int) -> None:
         self.stream(stream)
 
-    def cudaStreamSetAttribute(self, stream: int, attribute: int, value: int) -> None:
-        self.stream(stream)
+    cudaStreamAttachMemAsync = cudaStreamSetAttribute
 
     def cudaLaunchHostFunc(self, stream: int, function: int, data: int) -> None:
         self.issue(stream, HOST_FUNCTION, lambda there: self.call_host(there, function, data))
 
-    def cudaStreamAddCallback(self, stream: int, function: int, data: int, flags: int) -> None:
+    def cudaStreamAddCallback(self, stream: int, function: int, data: int) -> None:
         self.issue(stream, HOST_FUNCTION, lambda there: self.call_host(there, function, stream, data))
 
     def call_host(self, stream: ptx.Stream, function: int, first: int, third: int = 0) -> None:
@@ -285,12 +294,8 @@ class StreamCalls:
     def cudaEventCreate(self, out: int) -> None:
         self.channel.write_word(out, self.handle(ProgramEvent()))
 
-    def cudaEventCreateWithFlags(self, out: int, flags: int) -> None:
-        self.cudaEventCreate(out)
-
-    def cudaEventDestroy(self, event: int) -> None:
-        self.find(event, ProgramEvent)
-        del self.handles[event]
+    cudaEventCreateWithFlags = cudaEventCreate
+    cudaEventDestroy = destroys(ProgramEvent)
 
     def cudaEventRecord(self, event: int, stream: int) -> None:
         what, one = self.find(event, ProgramEvent), self.stream(stream)
@@ -300,8 +305,7 @@ class StreamCalls:
             what.event, what.seconds = one.stream.record(), time.perf_counter()
             what.work = len(self.device_time.work)
 
-    def cudaEventRecordWithFlags(self, event: int, stream: int, flags: int) -> None:
-        self.cudaEventRecord(event, stream)
+    cudaEventRecordWithFlags = cudaEventRecord
 
     def cudaEventSynchronize(self, event: int) -> None:
         what = self.find(event, ProgramEvent)
@@ -309,8 +313,7 @@ class StreamCalls:
             what.event.synchronize()
         self.check_sticky()
 
-    def cudaEventQuery(self, event: int) -> None:
-        self.cudaEventSynchronize(event)
+    cudaEventQuery = cudaEventSynchronize
 
     def cudaEventElapsedTime(self, out: int, start: int, end: int) -> None:
         first, last = self.find(start, ProgramEvent), self.find(end, ProgramEvent)

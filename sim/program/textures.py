@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cupyflash.sim import ptx
-from cupyflash.sim.program.copies import Copy, CopyCalls, Side
+from cupyflash.sim.program.copies import Copy, CopyCalls, Side, copies
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.memory import ARRAY, Block
 from cupyflash.sim.program.properties import TEXTURES, values
@@ -167,19 +167,13 @@ class ArrayCalls(CopyCalls):
             raise CudaError(ErrorCode.INVALID_VALUE)
         return one.block.address + y * one.row + x, one.row
 
-    def cudaMemcpyToArray(self, array: int, x: int, y: int, source: int, size: int, kind: int) -> None:
-        self.now(self.plain(self.place(array, x, y, size), source, size))
+    def row_to_array(self, array: int, x: int, y: int, source: int, size: int) -> Copy:
+        return self.plain(self.place(array, x, y, size), source, size)
 
-    def cudaMemcpyToArrayAsync(self, array: int, x: int, y: int, source: int, size: int, kind: int, stream: int) -> None:
-        self.later(stream, self.plain(self.place(array, x, y, size), source, size))
+    def row_from_array(self, target: int, array: int, x: int, y: int, size: int) -> Copy:
+        return self.plain(target, self.place(array, x, y, size), size)
 
-    def cudaMemcpyFromArray(self, target: int, array: int, x: int, y: int, size: int, kind: int) -> None:
-        self.now(self.plain(target, self.place(array, x, y, size), size))
-
-    def cudaMemcpyFromArrayAsync(self, target: int, array: int, x: int, y: int, size: int, kind: int, stream: int) -> None:
-        self.later(stream, self.plain(target, self.place(array, x, y, size), size))
-
-    def cudaMemcpyArrayToArray(self, to: int, x: int, y: int, array: int, from_x: int, from_y: int, size: int, kind: int) -> None:
+    def cudaMemcpyArrayToArray(self, to: int, x: int, y: int, array: int, from_x: int, from_y: int, size: int) -> None:
         self.now(self.plain(self.place(to, x, y, size), self.place(array, from_x, from_y, size), size))
 
     def to_array(self, array: int, x: int, y: int, source: int, pitch: int, width: int, height: int) -> Copy:
@@ -188,17 +182,10 @@ class ArrayCalls(CopyCalls):
     def from_array(self, target: int, pitch: int, array: int, x: int, y: int, width: int, height: int) -> Copy:
         return self.rows(target, pitch, *self.box_in(array, x, y, width, height), width, height)
 
-    def cudaMemcpy2DToArray(self, *words: int) -> None:
-        self.now(self.to_array(*words[:7]))
-
-    def cudaMemcpy2DToArrayAsync(self, *words: int) -> None:
-        self.later(words[8], self.to_array(*words[:7]))
-
-    def cudaMemcpy2DFromArray(self, *words: int) -> None:
-        self.now(self.from_array(*words[:7]))
-
-    def cudaMemcpy2DFromArrayAsync(self, *words: int) -> None:
-        self.later(words[8], self.from_array(*words[:7]))
+    cudaMemcpyToArray, cudaMemcpyToArrayAsync = copies(row_to_array, 6)
+    cudaMemcpyFromArray, cudaMemcpyFromArrayAsync = copies(row_from_array, 6)
+    cudaMemcpy2DToArray, cudaMemcpy2DToArrayAsync = copies(to_array, 8)
+    cudaMemcpy2DFromArray, cudaMemcpy2DFromArrayAsync = copies(from_array, 8)
 
     def cudaMemcpy2DArrayToArray(self, *words: int) -> None:
         to, x, y, array, from_x, from_y, width, height = words[:8]
