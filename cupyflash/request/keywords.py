@@ -36,9 +36,12 @@ class Scores(TypedDict, total=False):
     scale: float | None
 
 
-class Dropped(Scores, total=False):
+class Seeded(Scores, total=False):
     dropout: float
     seed: int | None
+
+
+class Dropped(Seeded, total=False):
     offset: int
 
 
@@ -126,6 +129,27 @@ class Ring(Dropped, total=False):
 
     layout: str
     gather_kv: bool
+    return_lse: bool
+
+
+class TensorsVarlen(Seeded, Gradients, total=False):
+    """`torch.attention_varlen`'s."""
+
+    return_lse: bool
+
+
+class TensorsHeads(TensorsVarlen, total=False):
+    """`torch.attention`'s."""
+
+    bias: AnyArray | None
+    key_lengths: AnyArray | Sequence[int] | None
+    algorithm: str
+    layout: str
+
+
+class TensorsDecode(CacheKeywords, Scores, total=False):
+    """`torch.attention_decode`'s."""
+
     return_lse: bool
 
 

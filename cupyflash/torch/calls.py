@@ -2,56 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import torch
 
 import cupyflash.torch.ops  # noqa: F401, the operations
-from cupyflash.request.keywords import keywords_of
+from cupyflash.request import keywords
+from cupyflash.request.keywords import asks, keywords_of
 from cupyflash.torch.functions import functions_in
 from cupyflash.torch.memory import TYPES, require_operands
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def hinting(function: Function) -> Function:
-    """Gives an error about a keyword that the function does not have words for who has it from another library."""
-    keywords = keywords_of(function)
+def complete(function: Function) -> Function:
+    """Gives a function all its keywords; an error about one that it does not have has words for who has it from another library."""
+    known = keywords_of(function)
+    usual = {name: value for name, value in known.defaults.items() if name not in known.required}
 
     @wraps(function)
     def called(*given: Any, **named: Any) -> Any:
-        if not named.keys() <= keywords.defaults.keys():
-            keywords.complete(named)
-        return function(*given, **named)
+        if not named.keys() <= known.defaults.keys():
+            known.complete(named)
+        return function(*given, **{**usual, **named})
 
     return called  # type: ignore[return-value]
 
 
-@hinting
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Any = None,
-    bias: Any = None,
-    key_lengths: Any = None,
-    sinks: Any = None,
-    score: Any = None,
-    softcap: float | None = None,
-    alibi_slopes: Any = None,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    deterministic: bool = False,
-    algorithm: str = "auto",
-    layout: str = "bhnd",
-    return_lse: bool = False,
-) -> Any:
+@complete
+@asks(keywords.TensorsHeads)
+def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.TensorsHeads]) -> Any:
     """Compute `cupyflash.attention` of tensors, with gradients of q, k, v, bias, sinks and what a score has captured.
 
     Arguments are that function's. `mask` is a tensor of bool, a `Mask` or a Python function; `score` a `Score` or a Python
@@ -62,17 +44,16 @@ def attention(
     Returns O, of q's dtype, and with `return_lse` the log-sum-exps, which have no gradient.
     """
     require_operands(q=q, k=k, v=v)
-    q, k, v, bias = in_autocast(q, k, v, bias)
-    function, mask = (None, mask) if isinstance(mask, torch.Tensor) else (mask, None)
-    text, captured = functions_in(q, score=score, mask=function)
-    arrays = {"bias": bias, "sinks": sinks, "mask": mask, "key_lengths": key_lengths, "alibi_slopes": alibi_slopes}
-    choices = {"deterministic": deterministic, "algorithm": algorithm, "layout": layout}
-    plain = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "dropout": dropout, "seed": seed}
-    out, lse = attend(contiguous(q), contiguous(k), contiguous(v), functions=text, captured=captured, **arrays, **choices, **plain)
-    return (out, lse) if return_lse else out
+    q, k, v, bias = in_autocast(q, k, v, asked["bias"])
+    mask = asked["mask"] if isinstance(asked["mask"], torch.Tensor) else None
+    text, captured = functions_in(q, score=asked["score"], mask=None if mask is not None else asked["mask"])
+    given = {**asked, "bias": bias, "mask": mask, "functions": text, "captured": captured}
+    out, lse = attend(contiguous(q), contiguous(k), contiguous(v), **given)
+    return (out, lse) if asked["return_lse"] else out
 
 
-@hinting
+@complete
+@asks(keywords.TensorsVarlen)
 def attention_varlen(
     q: Any,
     k: Any,
@@ -81,94 +62,64 @@ def attention_varlen(
     cu_seqlens_k: Any,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Any = None,
-    sinks: Any = None,
-    score: Any = None,
-    softcap: float | None = None,
-    alibi_slopes: Any = None,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    deterministic: bool = False,
-    return_lse: bool = False,
+    **asked: Unpack[keywords.TensorsVarlen],
 ) -> Any:
     """Compute `cupyflash.attention_varlen` of tensors, with gradients of q, k, v, sinks and what a score has captured; all else as
     in `attention` here."""
     require_operands(q=q, k=k, v=v)
     q, k, v = in_autocast(q, k, v)
-    text, captured = functions_in(q, score=score, mask=mask)
+    text, captured = functions_in(q, score=asked["score"], mask=asked["mask"])
+    seed = seed_of(asked["dropout"], asked["seed"])
     out, lse = torch.ops.cupyflash.attention_varlen(
         *map(contiguous, (q, k, v)),
-        *(sinks, cu_seqlens_q, cu_seqlens_k, alibi_slopes, seed_of(dropout, seed), captured),
+        *(asked["sinks"], cu_seqlens_q, cu_seqlens_k, asked["alibi_slopes"], seed, captured),
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
-        deterministic=deterministic,
-        dropout=dropout,
-        **plain_of(text, causal, window, scale, softcap),
+        deterministic=asked["deterministic"],
+        dropout=asked["dropout"],
+        **plain_of({**asked, "functions": text}),
     )
-    return (out, lse) if return_lse else out
+    return (out, lse) if asked["return_lse"] else out
 
 
-@hinting
-def attention_decode(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    cache_seqlens: Any,
-    *,
-    k: Any = None,
-    v: Any = None,
-    block_table: Any = None,
-    causal: bool = True,
-    window: tuple[int | None, int | None] | None = None,
-    tree_mask: Any = None,
-    mask: Any = None,
-    sinks: Any = None,
-    score: Any = None,
-    softcap: float | None = None,
-    alibi_slopes: Any = None,
-    scale: float | None = None,
-    num_splits: int | None = None,
-    layout: str = "bhnd",
-    return_lse: bool = False,
-) -> Any:
+@complete
+@asks(keywords.TensorsDecode, causal=True)
+def attention_decode(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, **asked: Unpack[keywords.TensorsDecode]) -> Any:
     """Compute `cupyflash.attention_decode` of tensors, which writes k and v into the caches; there are no gradients."""
+    k, v = asked["k"], asked["v"]
     require_operands(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     with torch.no_grad():
-        text, captured = functions_in(q, score=score, mask=mask)
+        text, captured = functions_in(q, score=asked["score"], mask=asked["mask"])
         out, lse = torch.ops.cupyflash.attention_decode(
             *(contiguous(q), k_cache, v_cache, cache_seqlens, contiguous(k), contiguous(v)),
-            *(block_table, sinks, alibi_slopes, tree_mask, captured),
-            num_splits=num_splits,
-            layout=layout,
-            **plain_of(text, causal, window, scale, softcap),
+            *(asked["block_table"], asked["sinks"], asked["alibi_slopes"], asked["tree_mask"], captured),
+            num_splits=asked["num_splits"],
+            layout=asked["layout"],
+            **plain_of({**asked, "functions": text}),
         )
-    return (out, lse) if return_lse else out
+    return (out, lse) if asked["return_lse"] else out
 
 
 def attend(q: Any, k: Any, v: Any, **given: Any) -> tuple[Any, Any]:
     """O and L of the operation of `attention`: `functions` as a text, with their `captured` tensors."""
     beside = (given.get(name) for name in ("bias", "sinks", "mask", "key_lengths", "alibi_slopes"))
     dropout = given.get("dropout", 0.0)
-    plain = (given.get(name) for name in ("window", "scale", "softcap"))
     made: tuple[Any, Any] = torch.ops.cupyflash.attention(
         *(q, k, v, *beside, seed_of(dropout, given.get("seed")), given.get("captured", [])),
         dropout=dropout,
         deterministic=given.get("deterministic", False),
         algorithm=given.get("algorithm", "auto"),
         layout=given.get("layout", "bhnd"),
-        **plain_of(given.get("functions", ""), given.get("causal", False), *plain),
+        **plain_of(given),
     )
     return made
 
 
-def plain_of(functions: str, causal: bool, window: Any, scale: float | None, softcap: float | None) -> dict[str, Any]:
+def plain_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords that all operations have."""
-    left, right = window or (None, None)
-    return {"functions": functions, "causal": causal, "left": left, "right": right, "scale": scale, "softcap": softcap}
+    left, right = given.get("window") or (None, None)
+    plain = {"functions": given.get("functions", ""), "causal": given.get("causal", False), "left": left, "right": right}
+    return plain | {"scale": given.get("scale"), "softcap": given.get("softcap")}
 
 
 def contiguous(tensor: Any) -> Any:
