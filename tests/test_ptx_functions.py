@@ -9,7 +9,7 @@ import pytest
 from test_ptx_harness import HEAD, apply, compile_cuda, kernel, run
 
 from cupyflash.sim.ptx import Module
-from cupyflash.sim.ptx.memory.heap import Heap
+from cupyflash.sim.ptx.memory.spaces import Heap
 
 PRINTS = [
     ("%d %i %u", "-3, 7, 4000000000u", "-3 7 4000000000"),

@@ -10,7 +10,7 @@ from h100 import FETCHES, FILE, SHAPE, SUMS
 from test_ptx_harness import compile_cuda
 
 from cupyflash.sim import ptx
-from cupyflash.sim.ptx.decode.matrices import aligned_sums
+from cupyflash.sim.ptx.decode.primitives import aligned_sums
 
 RECORDED = dict(np.load(FILE))
 F = np.float32

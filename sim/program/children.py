@@ -21,7 +21,7 @@ from cupyflash.sim.program.lines import Call
 from cupyflash.sim.program.properties import attribute
 from cupyflash.sim.program.streams import Condition, Thing
 from cupyflash.sim.program.symbols import LaunchRequest, ProgramKernel
-from cupyflash.sim.ptx.memory.heap import HEAP_WINDOW, BadCall, Caller, DeviceRuntime, Heap
+from cupyflash.sim.ptx.memory.spaces import HEAP_WINDOW, BadCall, Caller, DeviceRuntime, Heap
 from cupyflash.sim.ptx.order.moments import LaunchClock
 from cupyflash.sim.ptx.parameters import parameter_offsets
 from cupyflash.sim.ptx.state.segments import WRITTEN, Segment

@@ -21,7 +21,7 @@ import numpy as np
 from cupyflash.sim.program.channel import Channel
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.ptx import Allocation
-from cupyflash.sim.ptx.memory.heap import HEAP_WINDOW
+from cupyflash.sim.ptx.memory.spaces import HEAP_WINDOW
 from cupyflash.sim.ptx.order.past import READ, WRITE
 from cupyflash.sim.ptx.state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN
 

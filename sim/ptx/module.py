@@ -26,16 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .decode.code import Code
-from .decode.decoded import decode_all, function_addresses
+from .decode.code import Code, decode_all, function_addresses
 from .decode.matrices import tensor_cores_asked
 from .execute.compiled import engine_asked, pays, run_compiled
 from .execute.processes import processes_asked, run_apart
 from .execute.ptx_machine import PtxMachine
 from .execute.registers import Setup
 from .execute.scheduler import Estimate, Limits
-from .memory.heap import DeviceRuntime
-from .memory.spaces import PARAM_START, PARAM_WINDOW, LaunchMemory, Observer
+from .memory.spaces import PARAM_START, PARAM_WINDOW, DeviceRuntime, LaunchMemory, Observer
 from .memory.texels import placed, texels_of
 from .order.history import Stream
 from .order.races import Races

@@ -10,9 +10,8 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..memory.open_sums import Addends
 from ..memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
-from ..memory.spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS
+from ..memory.spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, Addends
 from ..memory.texels import AXES, CUBES, LAYERED, Texels, Texture, TexturePort, padded, some, take, texels_of
 from ..state.lane_sets import WARP, LaneSet
 from ..text.syntax import ELEMENT, SINK, TYPES, Array, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported

@@ -14,10 +14,9 @@ from struct import Struct, calcsize, pack
 
 import numpy as np
 
-from ..decode.decoded import BUILTINS, SHARED_FRAME, has_local_arrays
+from ..decode.code import BUILTINS, SHARED_FRAME, has_local_arrays
 from ..decode.registry import FunctionCall
-from ..memory.heap import BadCall, Caller
-from ..memory.spaces import LaunchMemory
+from ..memory.spaces import BadCall, Caller, LaunchMemory
 from ..state.lane_sets import LaneSet
 from ..text.syntax import Array, Function, UnsupportedPTX
 from .registers import RegisterFiles, WaveUnit

@@ -25,7 +25,7 @@ import numpy as np
 from ..decode.access import CACHE
 from ..decode.code import Code
 from ..decode.registry import ENVIRONMENT, KEEP, Arg, WarpBarrier
-from ..memory.open_sums import MOST_WAITING
+from ..memory.spaces import MOST_WAITING
 from ..order import moments
 from ..order.history import Launches
 from ..order.races import Races

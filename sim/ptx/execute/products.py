@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..decode.code import runs
-from ..decode.matrices import FACTORS, Decode, aligned_sums, fragment
-from ..decode.primitives import half_bits
+from ..decode.matrices import FACTORS, Decode, fragment
+from ..decode.primitives import aligned_sums, half_bits
 from ..decode.registry import ENVIRONMENT, KEEP, Arg, Multiply
 from ..memory.swizzles import DESCRIPTOR_UNIT, Descriptor
 from ..state.lane_sets import GROUP, WARP, LaneSet

@@ -27,9 +27,8 @@ from ..decode.registry import (
 )
 from ..memory.async_copies import Bulks, Copies
 from ..memory.mbarriers import MBarriers, PhaseWaiting
-from ..memory.open_sums import WaitingSums
 from ..memory.regions import Maps
-from ..memory.spaces import LaunchMemory
+from ..memory.spaces import LaunchMemory, WaitingSums
 from ..memory.texels import Textures
 from ..state.counters import LaunchTally
 from ..state.findings import Findings, Stuck, report_deadlock

@@ -20,9 +20,8 @@ from ..decode.code import Code, CodeRegion
 from ..decode.flow import CONSTANT_REGISTERS
 from ..decode.registry import ENVIRONMENT, Arg, Frame, Plan, Thunk, WarpgroupUnit
 from ..memory.async_copies import Bulks, Copies
-from ..memory.heap import DeviceRuntime
 from ..memory.mbarriers import MBarriers
-from ..memory.spaces import LaunchMemory, MemoryUnit
+from ..memory.spaces import DeviceRuntime, LaunchMemory, MemoryUnit
 from ..memory.texels import Texels, Texture, Textures
 from ..state.lane_sets import WARP, Geometry, LaneSet, Wave
 from ..state.segments import Segment

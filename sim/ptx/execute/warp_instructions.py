@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ..decode.access import WINDOWS
+from ..decode.control import source_lanes
 from ..decode.matrices import SHAPES, lengths
 from ..decode.registry import FLUSH, Plan
-from ..decode.warp import source_lanes
 from ..state.lane_sets import WARP
 from ..text.syntax import TYPES, Imm, PtxInstruction, Reg
 from .vectors import LaneValue, NoCode, scalar, splat, vector
@@ -53,7 +53,7 @@ def regrouped(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
 
 
 def shuffle(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
-    """shfl: the source lanes are those of `decode.warp.source_lanes`."""
+    """shfl: the source lanes are those of `decode.control.source_lanes`."""
     mode = next(mod for mod in i.mods if mod in ("up", "down", "bfly", "idx"))
     by, clamp = i.operands[2:4]
     value = text.read(plan.reads[0]).name

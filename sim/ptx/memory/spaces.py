@@ -1,14 +1,28 @@
-"""The memory of a launch: named tensors in global memory, shared memory of the wave's blocks, local memory.
+"""The memory of a launch: named tensors in global memory, shared memory of the wave's blocks, local memory; the heap; sums that
+wait.
 
 Every load, store, atomic and asynchronous copy resolves its addresses through a port (`memory.ports`), which checks bounds,
 alignment and initialisation, and reports each access once to `LaunchMemory.accessed`, which counts it and calls the observer.
 Addresses are virtual: tensors as in `state.segments`, with windows for shared and local memory above them.
+
+The heap is that from which kernels allocate: malloc and free, new and delete. Allocations lie apart, and the place of a freed one
+is the last to be used again: an access behind an end, or to freed memory, is found. (CUDA C++ Programming Guide, "Dynamic Global
+Memory Allocation and Operations".) `DeviceRuntime` answers the calls.
+
+Sums of floating-point numbers in global memory by atomics without a result: CUDA leaves their order open. Addends of a wave wait
+until its end, or until anything else looks at their tensor. Then they are added block after block; in a block those between two
+barriers before later ones, warp after warp; in a warp as it made them, lane after lane. So bytes do not depend on how many warps
+the machine runs together, and compiled code, which runs blocks one by one, has the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import bisect
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +33,8 @@ from ..order.shadow import Stored, windows
 from ..state.counters import LaunchTally
 from ..state.findings import Findings
 from ..state.lane_sets import LaneSet, Wave, wavefronts
-from ..state.segments import PAGE, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Pages, Segment
+from ..state.segments import PAGE, UNALLOCATED, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Pages, Segment
 from ..text.syntax import ELEMENT, Array, PtxInstruction
-from .open_sums import WaitingSums
 from .swizzles import Swizzles
 
 SHARED_WINDOW = 1 << 56
@@ -245,3 +258,224 @@ class MemoryUnit:
 
 STORES = frozenset({"st", "red", "stmatrix", "cp.async"})
 """Kinds that only write. cp.async resolves its global source as "ld" and its shared destination as "cp.async"."""
+
+
+# -- the heap --------------------------------------------------------------------------------------------------------------
+
+ALIGNMENT = 16
+GAP = 64
+"""Bytes between two allocations, at least: more than any access has."""
+SPARE = 24 << 20
+"""Addresses of a heap beyond its bytes: so much is allocated before a place is used again. Race detection needs memory for all."""
+HEAP_WINDOW = (1 << 15) - 2
+"""The number of its window of addresses: above those of all tensors."""
+
+
+class BadCall(Exception):
+    """Raised for a call of a function of the device with which the launch cannot go on; says why."""
+
+
+class Heap:
+    """A heap of `size` bytes: allocations stay from launch to launch. `segment`: its memory, most of it never touched."""
+
+    def __init__(self, size: int = 8 << 20, spare: int = SPARE, name: str = "heap", window: int = HEAP_WINDOW):
+        self.size, self.used = size, 0
+        memory, state = (np.zeros(size + spare, np.uint8) for _ in range(2))
+        self.segment = Segment(name, 0, memory, start=(window << WINDOW_BITS) + (1 << (WINDOW_BITS - 1)))
+        self.segment.state = state  # zeros_like would touch all of it
+        self.segment.places, self.segment.heap = ("*",), self
+        self.live: dict[int, int] = {}
+        """Bytes of each allocation, by its offset."""
+        self._freed: dict[int, int] = {}
+        self._starts: list[int] = []
+        self._next = self.top = 0
+
+    def allocate(self, size: int) -> int:
+        """Returns the address of `size` bytes that nobody wrote; 0 if there is no room for them."""
+        if not 0 < size <= self.size - self.used:
+            return 0
+        offset = self._place(-(-size // ALIGNMENT) * ALIGNMENT + GAP)
+        if offset is None:
+            return 0
+        self.used += size
+        self.live[offset] = size
+        bisect.insort(self._starts, offset)
+        state = self.segment.state
+        assert state is not None
+        state[offset : offset + size] = UNWRITTEN
+        state[offset + size : self._next] = UNALLOCATED
+        self.top = max(self.top, self._next)
+        return self.segment.start + offset
+
+    def _place(self, stretch: int) -> int | None:
+        """Returns the next offset, round and round, with so much room."""
+        at, again = self._next, False
+        while True:
+            position = bisect.bisect_left(self._starts, at)
+            end = self._starts[position] if position < len(self._starts) else self.segment.size
+            if at + stretch <= end:
+                self._next = at + stretch
+                return at
+            if end < self.segment.size:
+                at = -(-(end + self.live[end]) // ALIGNMENT) * ALIGNMENT + GAP
+            elif again:
+                return None
+            else:
+                at, again = 0, True
+
+    def free(self, address: int) -> None:
+        """Frees an allocation by its address; nothing at 0. Raises BadCall, with the reason, for any other."""
+        offset = address - self.segment.start
+        if not address:
+            return
+        size = self.live.pop(offset, None)
+        if size is None:
+            again = offset in self._freed
+            raise BadCall(
+                f"{address:#x} " + ("was freed before" if again else f"is not the begin of an allocation of {self.segment.name!r}")
+            )
+        self._starts.remove(offset)
+        self._freed.pop(offset, None)
+        self._freed[offset] = size
+        self.used -= size
+        assert self.segment.state is not None
+        self.segment.state[offset : offset + size] = UNALLOCATED
+
+    def unallocated(self, addresses: Array, size: int | Array) -> Array:
+        """Returns a mask of the accesses, which are in the heap's bounds, to bytes that are not allocated."""
+        state = self.segment.state
+        assert state is not None
+        first = (addresses - np.uint64(self.segment.start)).view(np.int64)
+        last = first + (size - 1)
+        return (state[first] == UNALLOCATED) | (state[last] == UNALLOCATED) | (last >= self.top)
+
+    def place(self, address: int) -> str:
+        """Returns the end of the message about an access to bytes that are not allocated."""
+        offset = address - self.segment.start
+        freed = next((start for start, size in reversed(self._freed.items()) if start <= offset < start + size), None)
+        if freed is not None:
+            return f": offset {offset - freed} of {plural(self._freed[freed], 'byte')} of {self.segment.name!r} that were freed"
+        position = bisect.bisect_right(self._starts, offset)
+        if not position:
+            return f": in {self.segment.name!r}, where nothing is allocated"
+        start = self._starts[position - 1]
+        return f": offset {offset - start} of {plural(self.live[start], 'byte')} that were allocated in {self.segment.name!r}"
+
+
+PRINTING = frozenset({"vprintf", "__assertfail"})
+"""Functions that give no memory; the machine answers them itself."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A thread that calls a function of the device: the launch's memory, the thread as a set of one lane, the call, and the
+    names of the module's functions by address.
+    """
+
+    memory: LaunchMemory
+    lanes: LaneSet
+    instruction: PtxInstruction
+    functions: Mapping[int, str]
+
+    def read(self, address: int, size: int) -> bytes:
+        """Returns the bytes at a generic address. Raises BadCall if they are not all there."""
+        found = self.memory.view(int(self.lanes.index[0]), address, size)
+        if len(found) < size:
+            raise BadCall(f"{size} bytes at {address:#x} are in no memory of the thread")
+        return found.tobytes()
+
+    def write(self, address: int, data: bytes) -> None:
+        """Writes bytes at a generic address. Raises BadCall if that is in no memory of the thread."""
+        place = self.memory.view(int(self.lanes.index[0]), address, len(data), write=True)
+        if len(place) < len(data):
+            raise BadCall(f"{len(data)} bytes at {address:#x} are in no memory of the thread")
+        place[:] = np.frombuffer(data, np.uint8)
+
+
+class DeviceRuntime:
+    """Answers the calls: the method of a function's name gets the caller and the words of the arguments. It keeps the heap."""
+
+    def __init__(self, heap_bytes: int = 8 << 20):
+        self.heap_bytes = heap_bytes
+        self.calls = 0
+
+    @cached_property
+    def heap(self) -> Heap:
+        """The heap, which few kernels ever use."""
+        return Heap(self.heap_bytes)
+
+    def segments(self, called: Collection[str]) -> list[Segment]:
+        """Returns the memory that kernels were given, or may be given by one that has calls of these functions."""
+        given = "heap" in vars(self) and self.heap.top
+        return [self.heap.segment] if given or not PRINTING.issuperset(called) else []
+
+    def call(self, name: str, caller: Caller, words: Sequence[int]) -> int:
+        """Returns the result of a call. Raises BadCall for arguments with which the launch cannot go on."""
+        self.calls += 1
+        method = getattr(self, name.replace("__", "_"), None)
+        if method is None:
+            raise BadCall(f"{name} is answered in whole programs only (cupyflash run)")
+        return int(method(caller, *words) or 0)
+
+    def malloc(self, caller: Caller, size: int) -> int:
+        return self.heap.allocate(size)
+
+    def free(self, caller: Caller, address: int) -> None:
+        self.heap.free(address)
+
+
+# -- sums of floating-point numbers ----------------------------------------------------------------------------------------
+
+MOST_WAITING = 1 << 23
+"""Addends that may wait together: when more come in a wave, all so far are added."""
+
+
+class Addends(NamedTuple):
+    """One addition of some lanes: places in a view of the tensor, numbers, and the order of the lanes."""
+
+    places: Array
+    values: Array
+    order: Array
+
+
+class WaitingSums:
+    """The addends that wait, by tensor and the floating-point view of it.
+
+    `own`: the instructions that make them; `around` runs an addition in the environment of floating point that it needs; `barriers`
+    returns how many barriers each block of the wave has behind it.
+    """
+
+    def __init__(
+        self,
+        own: frozenset[PtxInstruction],
+        around: Callable[[Callable[[], None]], None],
+        barriers: Callable[[], Array],
+    ):
+        self.own, self.around, self.barriers = own, around, barriers
+        self.waiting: defaultdict[Segment, list[tuple[Array, Addends]]] = defaultdict(list)
+        self.count = 0
+
+    def add(self, segment: Segment, view: Array, addends: Addends) -> None:
+        """Notes addends to places of `view`, a tensor seen as floating-point numbers."""
+        kept = self.waiting[segment]
+        if kept and kept[0][0].dtype != view.dtype:
+            self.finish(segment)
+        self.waiting[segment].append((view, addends))
+        self.count += len(addends.places)
+        if self.count > MOST_WAITING:
+            self.finish_all()
+
+    def finish(self, segment: Segment) -> None:
+        """Adds what waits for a tensor."""
+        kept = self.waiting.pop(segment, None)
+        if not kept:
+            return
+        view = kept[0][0]
+        index, values, order = (np.concatenate(parts) for parts in zip(*(addends for _, addends in kept), strict=True))
+        self.count -= len(index)
+        at = np.argsort(order, kind="stable")
+        self.around(lambda: np.add.at(view, index[at], values[at]))
+
+    def finish_all(self) -> None:
+        for segment in list(self.waiting):
+            self.finish(segment)

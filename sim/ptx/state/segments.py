@@ -50,7 +50,7 @@ def meets(found: Place, place: Place) -> bool:
 
 
 class Allocated(Protocol):
-    """The allocations within a segment (`memory.heap`)."""
+    """The allocations within a segment (`memory.spaces`)."""
 
     def unallocated(self, addresses: Array, size: int | Array) -> Array:
         """Returns a mask of the accesses, which are in the segment's bounds, to bytes that are not allocated."""
