@@ -129,6 +129,26 @@ def test_what_does_not_depend_on_unknown_numbers_is_known(text: str, known: bool
     assert (None if lanes.lacking(["P1"], None) is not None else bool(lanes.predicate("P1").all())) == known
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("POPC R3, R2", 2),
+        ("UPOPC UR3, UR2", 2),
+        ("UFLO.U32 UR3, UR2", 3),
+        ("USHL UR3, UR2, 0x4", 0xC0),
+        ("UBREV UR3, UR2", 3 << 28),
+    ],
+)
+def test_an_opcode_of_the_warp_computes_as_that_of_a_lane(text: str, value: int) -> None:
+    lanes = Lanes(32, {})
+    for register in ("R2", "UR2"):
+        lanes.write(register, np.full(32, 12, np.uint32), None)
+    name, *modifiers = text.partition(" ")[0].split(".")
+    operands = text.partition(" ")[2].split(", ")
+    decoded(Instruction(0, name, tuple(modifiers), tuple(operands)), {}).run(lanes, None)
+    assert (lanes.register(operands[0]) == value).all()
+
+
 def test_blocks_that_differ_take_turns_and_the_time_is_that_of_their_mean() -> None:
     unequal, longest = steps(0, 1), steps(63, 0)
     assert longest.work is None and unequal.work is not None

@@ -56,6 +56,28 @@ def work(operands: Operands, writes: Sequence[str], compute: Callable[[Lanes], A
     return OperandWork(tuple(writes), tuple(operands.reads), lambda lanes, mask: [compute(lanes)])
 
 
+def function(*names: str, takes: str) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    """Registers a function of 32 bits: it gets the instruction and the arrays of its operands behind the result, and returns that.
+
+    `takes` has a letter an operand: n for a number, p for a predicate, - for predicates that nobody reads.
+    """
+
+    def add(compute: Callable[..., Array]) -> Callable[..., Array]:
+        def decoder(i: Instruction, o: Operands) -> OperandWork:
+            d, reads = o.take(), []
+            for kind in takes:
+                if kind == "-":
+                    o.results()
+                else:
+                    reads.append(o.number() if kind == "n" else o.predicate())
+            return work(o, [d], lambda lanes: compute(i, *(read(lanes) for read in reads)))
+
+        opcode(*names)(decoder)
+        return compute
+
+    return add
+
+
 @opcode("MOV", "MOV32I")
 def move(i: Instruction, o: Operands) -> OperandWork:
     d = o.take()
@@ -241,39 +263,29 @@ def shifted_add(i: Instruction, o: Operands) -> OperandWork:
     return OperandWork((d, *carries), tuple(o.reads), compute)
 
 
-@opcode("SHF")
-def shift_pair(i: Instruction, o: Operands) -> OperandWork:
-    d, mods = o.take(), i.modifiers
-    low, amount, high = o.number(), o.number(), o.number()
-    most = 63 if "W" in mods and ("U64" in mods or "S64" in mods) else 31 if "W" in mods else None
-
-    def compute(lanes: Lanes) -> Array:
-        wide = low(lanes).astype(np.uint64) | high(lanes).astype(np.uint64) << HALF
-        by = amount(lanes).astype(np.uint64)
-        by = by & np.uint64(most) if most else np.minimum(by, np.uint64(64))
-        if "L" in mods:
-            shifted = np.left_shift(wide, by)
-        elif "S32" in mods or "S64" in mods:
-            shifted = np.right_shift(signed(wide), np.minimum(by, np.uint64(63)).astype(np.int64)).view(np.uint64)
-        else:
-            shifted = np.right_shift(wide, by)
-        return shifted >> HALF if "HI" in mods else shifted & WORD
-
-    return work(o, [d], compute)
+@function("SHF", takes="nnn")
+def shift_pair(i: Instruction, low: Array, amount: Array, high: Array) -> Array:
+    mods, by = i.modifiers, amount.astype(np.uint64)
+    wide = low.astype(np.uint64) | high.astype(np.uint64) << HALF
+    if "W" in mods:
+        by = by & np.uint64(63 if "U64" in mods or "S64" in mods else 31)
+    else:
+        by = np.minimum(by, np.uint64(64))
+    if "L" in mods:
+        shifted = np.left_shift(wide, by)
+    elif "S32" in mods or "S64" in mods:
+        shifted = np.right_shift(signed(wide), np.minimum(by, np.uint64(63)).astype(np.int64)).view(np.uint64)
+    else:
+        shifted = np.right_shift(wide, by)
+    return shifted >> HALF if "HI" in mods else shifted & WORD
 
 
-@opcode("SHL", "SHR")
-def shift(i: Instruction, o: Operands) -> OperandWork:
-    d, a, amount = o.take(), o.number(), o.number()
-    arithmetic = i.opcode == "SHR" and not is_unsigned(i)
-
-    def compute(lanes: Lanes) -> Array:
-        value, by = a(lanes), np.minimum(amount(lanes), np.uint32(63))
-        if i.opcode == "SHL":
-            return np.left_shift(value, by)
-        return np.right_shift(signed(value), by.view(np.int32)) if arithmetic else np.right_shift(value, by)
-
-    return work(o, [d], compute)
+@function("SHL", "SHR", takes="nn")
+def shift(i: Instruction, value: Array, amount: Array) -> Array:
+    by = np.minimum(amount, np.uint32(63))
+    if i.opcode.endswith("SHL"):
+        return np.left_shift(value, by)
+    return np.right_shift(value, by) if is_unsigned(i) else np.right_shift(signed(value), by.view(np.int32))
 
 
 def looked_up(table: int, a: Array, b: Array, c: Array) -> Array:
@@ -301,11 +313,9 @@ def logic(i: Instruction, o: Operands) -> OperandWork:
     return OperandWork((d, *tested), tuple(o.reads), compute)
 
 
-@opcode("LOP")
-def logic_of_two(i: Instruction, o: Operands) -> OperandWork:
-    d, a, b = o.take(), o.number(), o.number()
-    function = {"AND": np.bitwise_and, "OR": np.bitwise_or, "XOR": np.bitwise_xor}[i.modifiers[0]]
-    return work(o, [d], lambda lanes: function(a(lanes), b(lanes)))
+@function("LOP", takes="nn")
+def logic_of_two(i: Instruction, a: Array, b: Array) -> Array:
+    return {"AND": np.bitwise_and, "OR": np.bitwise_or, "XOR": np.bitwise_xor}[i.modifiers[0]](a, b)
 
 
 @opcode("PLOP3")
@@ -377,75 +387,50 @@ def compare_reals(i: Instruction, o: Operands) -> OperandWork:
     return OperandWork((first, second), tuple(o.reads[:numbers]), compute, partly=tuple(o.reads[numbers:]))
 
 
-@opcode("IMNMX", "VIMNMX")
-def extreme(i: Instruction, o: Operands) -> OperandWork:
-    d = o.take()
-    o.results()
-    a, b, least = o.number(), o.number(), o.predicate()
-    return work(o, [d], lambda lanes: smaller_or_larger(i, a(lanes), b(lanes), least(lanes)))
-
-
-def smaller_or_larger(i: Instruction, x: Array, y: Array, least: Array) -> Array:
+@function("IMNMX", "VIMNMX", takes="-nnp")
+def extreme(i: Instruction, x: Array, y: Array, least: Array) -> Array:
     if not is_unsigned(i):
         x, y = signed(x), signed(y)
     found: Array = np.where(least, np.minimum(x, y), np.maximum(x, y)).view(np.uint32)
     return found
 
 
-@opcode("VIADDMNMX")
-def extreme_of_sum(i: Instruction, o: Operands) -> OperandWork:
-    d = o.take()
-    o.results()
-    a, b, c, least = o.number(), o.number(), o.number(), o.predicate()
-    return work(o, [d], lambda lanes: smaller_or_larger(i, a(lanes) + b(lanes), c(lanes), least(lanes)))
+@function("VIADDMNMX", takes="-nnnp")
+def extreme_of_sum(i: Instruction, a: Array, b: Array, c: Array, least: Array) -> Array:
+    return extreme(i, a + b, c, least)
 
 
-@opcode("IABS")
-def magnitude(i: Instruction, o: Operands) -> OperandWork:
-    d, a = o.take(), o.number()
-    return work(o, [d], lambda lanes: np.abs(signed(a(lanes))).view(np.uint32))
+@function("IABS", takes="n")
+def magnitude(i: Instruction, a: Array) -> Array:
+    return np.abs(signed(a)).view(np.uint32)
 
 
-@opcode("PRMT")
-def permute(i: Instruction, o: Operands) -> OperandWork:
-    d, a, chosen, b = o.take(), o.number(), o.number(), o.number()
-    if set(i.modifiers) - {"U32"}:
-        raise UnknownInstruction(f"PRMT.{'.'.join(i.modifiers)}")
-
-    def compute(lanes: Lanes) -> Array:
-        wide = a(lanes).astype(np.uint64) | b(lanes).astype(np.uint64) << HALF
-        total = np.zeros(lanes.threads, np.uint64)
-        for n in range(4):
-            nibble = chosen(lanes).astype(np.uint64) >> np.uint64(4 * n)
-            byte = wide >> ((nibble & np.uint64(7)) * np.uint64(8)) & np.uint64(0xFF)
-            sign = (byte >> np.uint64(7)) * np.uint64(0xFF)
-            total |= np.where(nibble & np.uint64(8), sign, byte) << np.uint64(8 * n)
-        return total
-
-    return work(o, [d], compute)
+@function("PRMT", takes="nnn")
+def permute(i: Instruction, a: Array, chosen: Array, b: Array) -> Array:
+    wide = a.astype(np.uint64) | b.astype(np.uint64) << HALF
+    total = np.zeros(len(a), np.uint64)
+    for n in range(4):
+        nibble = chosen.astype(np.uint64) >> np.uint64(4 * n)
+        byte = wide >> ((nibble & np.uint64(7)) * np.uint64(8)) & np.uint64(0xFF)
+        sign = (byte >> np.uint64(7)) * np.uint64(0xFF)
+        total |= np.where(nibble & np.uint64(8), sign, byte) << np.uint64(8 * n)
+    return total
 
 
-@opcode("POPC", "BREV", "FLO")
-def bits(i: Instruction, o: Operands) -> OperandWork:
-    d = o.take()
-    o.results()
-    a = o.number()
-
-    def compute(lanes: Lanes) -> Array:
-        value = np.ascontiguousarray(a(lanes))
-        if i.opcode == "POPC":
-            count: Array = np.bitwise_count(value)
-            return count
-        if i.opcode == "BREV":
-            backwards = np.unpackbits(value.view(np.uint8), bitorder="little").reshape(-1, 32)[:, ::-1]
-            return np.packbits(backwards, axis=1, bitorder="little").view(np.uint32).ravel()
-        if not is_unsigned(i):
-            value = np.where(signed(value) < 0, ~value, value)
-        top = np.frexp(value.astype(np.float64))[1].astype(np.int64) - 1
-        found = 31 - top if "SH" in i.modifiers else top
-        return np.where(value == 0, -1, found) & 0xFFFFFFFF
-
-    return work(o, [d], compute)
+@function("POPC", "BREV", "FLO", takes="-n")
+def bits(i: Instruction, a: Array) -> Array:
+    value = np.ascontiguousarray(a)
+    if i.opcode.endswith("POPC"):
+        count: Array = np.bitwise_count(value)
+        return count
+    if i.opcode.endswith("BREV"):
+        backwards = np.unpackbits(value.view(np.uint8), bitorder="little").reshape(-1, 32)[:, ::-1]
+        return np.packbits(backwards, axis=1, bitorder="little").view(np.uint32).ravel()
+    if not is_unsigned(i):
+        value = np.where(signed(value) < 0, ~value, value)
+    top = np.frexp(value.astype(np.float64))[1].astype(np.int64) - 1
+    found = 31 - top if "SH" in i.modifiers else top
+    return np.where(value == 0, -1, found) & 0xFFFFFFFF
 
 
 @opcode("B2R")
@@ -463,8 +448,6 @@ def predicates_to_register(i: Instruction, o: Operands) -> OperandWork:
     """Packs the predicates that a mask names into a register; its other bits come from another one."""
     d, _, rest, mask = o.take(), o.take(), o.number(), int(o.take(), 0)
     chosen = [(k, o.predicate_of(f"P{k}")) for k in range(7) if mask >> k & 1]
-    if i.modifiers:
-        raise UnknownInstruction(f"P2R.{'.'.join(i.modifiers)}")
 
     def compute(lanes: Lanes) -> Array:
         total = rest(lanes) & np.uint32(~mask & 0xFFFFFFFF)
@@ -479,8 +462,6 @@ def predicates_to_register(i: Instruction, o: Operands) -> OperandWork:
 def register_to_predicates(i: Instruction, o: Operands) -> OperandWork:
     _, a, mask = o.take(), o.number(), int(o.take(), 0)
     chosen = [k for k in range(7) if mask >> k & 1]
-    if i.modifiers:
-        raise UnknownInstruction(f"R2P.{'.'.join(i.modifiers)}")
 
     def compute(lanes: Lanes, mask: Mask) -> list[Array]:
         return [(a(lanes) >> np.uint32(k) & 1).astype(np.bool_) for k in chosen]
@@ -608,6 +589,8 @@ def half_constant(i: Instruction, o: Operands) -> OperandWork:
     return OperandWork((d,), (), lambda lanes, mask: [lanes.constant(high << 16 | low, 4)])
 
 
+MODIFIERS: dict[str, set[str]] = {"PRMT": {"U32"}, "P2R": set(), "R2P": set()}
+"""The only modifiers that are executed of an opcode."""
 UNKNOWN = {
     **dict.fromkeys(("FADD", "FFMA", "FMNMX", "FMNMX3", "FSEL", "FSET", "FSWZADD", "F2FP", "HADD2", "HMUL2", "HMNMX2"), 1),
     **dict.fromkeys(("HADD2_32", "FRND", "FCHK", "IDP", "BMSK", "SGXT", "I2I", "I2IP", "VABSDIFF", "FADD32I", "FMUL32I"), 1),
@@ -655,6 +638,8 @@ def decoded(i: Instruction, banks: Banks) -> OperandWork:
     name = "S2R" if i.opcode == "S2UR" else i.opcode if i.opcode in OPCODES else i.opcode.removeprefix("U")
     if name in OPCODES:
         try:
+            if not set(i.modifiers) <= MODIFIERS.get(name, set(i.modifiers)):
+                raise UnknownInstruction(f"{name}.{'.'.join(i.modifiers)}")
             return OPCODES[name](i, Operands(i, banks))
         except UnknownInstruction:
             return OperandWork(results_of(i))
