@@ -91,7 +91,7 @@ class Fa2Schedule(TileSchedule):
     def walks(self) -> Iterator[Walk | Totals]:
         parts, moves, name = self.parts, tuple(self._moves()), f"{self.algorithm}_forward"
         yield from self.tile_walks(parts)
-        yield Walk(name, self, parts, "gI", "J", moves, self._tiles(), pack=self.pack, works=self.searching)
+        yield Walk(name, self, parts, "gI", "J", moves, self._tiles(), pack=self.pack, works=self.searching, any_order=True)
 
     def _moves(self) -> Iterator[Move]:
         """A row block's moves: Q, each K and V that it sees from the last on, O and L."""

@@ -200,6 +200,7 @@ class Fa3Schedule(Fa2Schedule):
         *tiles, main = super().walks()
         yield from tiles
         assert isinstance(main, Walk)
+        main = replace(main, takes=self, any_order=False, inner_first=True)
         if not self.queued:
             yield main
             return

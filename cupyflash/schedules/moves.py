@@ -7,8 +7,9 @@ its SRAM, counted bytes, the L2's requests and the traces' pages come from it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from cupyflash.basics import Array
 from cupyflash.expressions.tree import Load
 from cupyflash.request import score
 from cupyflash.request.options import VECTORS
@@ -112,6 +113,22 @@ class Totals:
     rooms: tuple[Room, ...] = ()
 
 
+class TakesWorks(Protocol):
+    """A schedule whose `grid` of thread blocks take pieces of work: they ask for `asked_for`, of which `blocks_there` exist, from a
+    queue if `queued`, else in turns."""
+
+    @property
+    def queued(self) -> bool: ...
+    @property
+    def blocks_there(self) -> int: ...
+    @property
+    def asked_for(self) -> int: ...
+    @property
+    def grid(self) -> int: ...
+    def order(self) -> tuple[Array, Array]:
+        """The item and the query head of each piece of work, in the order in which they are taken."""
+
+
 @dataclass(frozen=True)
 class Walk:
     """The way of one kernel's thread blocks through the tiles of scores.
@@ -122,7 +139,9 @@ class Walk:
     from the schedule's. `heads` are (key heads, query heads of each), if they differ from the problem's; `pack` query heads share a
     tile of rows. Blocks that only pass over rows take `few` registers; `streamed`: the rows of such a block, too few
     for blocks to be followed one by one. `works`: the number of pieces of work, if not all thread blocks find one. `alternate`: the
-    thread blocks of so many key heads alternate in the launch.
+    thread blocks of so many key heads alternate in the launch. `takes`: how thread blocks take one piece of work after the other, if
+    they do. `any_order`: a launch may have the blocks in another order. `inner_first`: the first of what passes by is asked for
+    before what stays.
     """
 
     kernel: str
@@ -140,6 +159,9 @@ class Walk:
     streamed: int = 0
     works: int | None = None
     alternate: int = 1
+    takes: TakesWorks | None = None
+    any_order: bool = False
+    inner_first: bool = False
 
     @property
     def key_heads(self) -> int:

@@ -118,7 +118,7 @@ def launches_of(schedule: TileSchedule, order: Order, memory: DeviceMemory, give
         if (sharing := schedule.sharing(walk.kernel)) is not None:
             slots = schedule.device.sm_count * sharing
         kind = PlayedDecoding if isinstance(schedule, DecodeSchedule) else PlayedWalk
-        made.append(kind(walk, kernel, slots, memory, given or {}, order if walk.kernel == "fa2_forward" else "rows"))
+        made.append(kind(walk, kernel, slots, memory, given or {}, order if walk.any_order else "rows"))
     return made
 
 

@@ -18,7 +18,7 @@ from cupyflash.sim.l2.bounds import Bounds
 from cupyflash.sim.l2.cache import Requests
 from cupyflash.sim.l2.launch import TOGETHER, DeviceMemory, PlacedTensor, PlayedLaunch, unit_of
 from cupyflash.sim.l2.reads import Given, Place, Reading, reading
-from cupyflash.sim.l2.works import MovedTiles, Order, Tables, Works, taking
+from cupyflash.sim.l2.works import MovedTiles, Order, Tables, Works
 from cupyflash.sim.two_level.steps import OF_WORKS
 
 
@@ -57,7 +57,7 @@ class PlayedWalk(PlayedLaunch):
 
     def _takers(self) -> Array:
         """The thread block of each piece of work."""
-        s = taking(self.walk)
+        s = self.walk.takes
         if s is None:
             return np.arange(len(self.visits))
         # Who is free first takes the next; at the end each asks once more, as far as there are numbers.

@@ -8,7 +8,6 @@ import numpy as np
 
 from cupyflash.basics import Array
 from cupyflash.schedules import Walk
-from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.moves import When
 from cupyflash.sim.l2.bounds import Bounds
 from cupyflash.sim.ranges import ranges
@@ -18,11 +17,6 @@ Order = Literal["rows", "batch", "heads"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 """Which thread blocks are neighbours in a grid: "rows": row blocks of one head, then its heads, then the batch, as the kernels have
 it. "batch": row blocks, then the batch, then heads, as in FlashAttention-2's own grid. "heads": the same row block of all heads."""
-
-
-def taking(walk: Walk) -> Fa3Schedule | None:
-    """The schedule of a walk whose thread blocks take one row block after the other: FlashAttention-3's forward itself."""
-    return walk.schedule if isinstance(walk.schedule, Fa3Schedule) and walk.kernel == "fa3_forward" else None
 
 
 class Works(NamedTuple):
@@ -40,10 +34,9 @@ class Works(NamedTuple):
         """A walk's."""
         rows, cols = (np.array([part.extents(walk.blocks)[axis].size for part in walk.parts], np.int64) for axis in range(2))
         sizes = {"b": len(walk.parts), "k": walk.key_heads, "g": walk.group, "i": rows.max(initial=0), "j": cols.max(initial=0)}
-        queue = taking(walk)
         along = "i" if "i" in walk.block.lower() else "j"
-        if queue is not None:
-            item, head = queue.order()
+        if walk.takes is not None:
+            item, head = walk.takes.order()
             k, g = np.divmod(head, walk.group)
             part, i = np.divmod(item, sizes["i"]) if bounds is None else (each[item] for each in bounds.found())
             return cls(part, k, g, i, np.zeros_like(i), i < rows[part])

@@ -37,8 +37,6 @@ MOST_STEPS = 20_000
 """Moves of a trace: what a page plays without delay, and keeps below about two megabytes."""
 
 KEYS = frozenset({"K", "K_new"})
-INNER_FIRST = frozenset({"fa3_forward"})
-"""Kernels in which the first of what passes by is asked for before what stays."""
 
 
 def axes_of(name: str) -> str:
@@ -52,10 +50,12 @@ def is_vector(name: str) -> bool:
     return axes_of(name) == "i" and TENSORS[name][1] == ONE
 
 
-def inner_of(walk: Walk | Totals) -> str | None:
+def inner_of(walk: Walk | Totals | None) -> str | None:
     """The tensor whose tiles come and go while the other's stays, where S = Q K^T is made for O, gradients or itself."""
+    if not isinstance(walk, Walk):
+        return None
     read, written = ({move.tensor.name for move in walk.moves if move.write == write} for write in (False, True))
-    if isinstance(walk, Totals) or not {"Q", "K"} <= read or not ({"V", "dO"} & read or {"S", "P"} & written):
+    if not {"Q", "K"} <= read or not ({"V", "dO"} & read or {"S", "P"} & written):
         return None
     return "K" if "i" in walk.block.lower() else "Q"
 
@@ -269,6 +269,7 @@ class TracedLaunch:
     inner: str | None
     tile_rows: int
     tile_cols: int
+    inner_first: bool
     moves: dict[tuple[int, str, bool, int, int], TileMove] = field(default_factory=dict)
     turns: dict[tuple[int, str, bool, int], Array] = field(default_factory=dict)
     """By block, tensor, write and tile: how often each element was accessed."""
@@ -320,7 +321,7 @@ class TracedLaunch:
             if self.kernel.name == "decode":
                 yield from with_scores_of_pieces(blocks[block], tensors, self.tile_cols)
             else:
-                yield from with_scores(self.inner, blocks[block], first=self.kernel.name in INNER_FIRST)
+                yield from with_scores(self.inner, blocks[block], first=self.inner_first)
 
 
 class Recorder:
@@ -332,7 +333,7 @@ class Recorder:
         self.timelines: list[Report] = []
         self.tensors: dict[str, HeldTensor] = {}
         self._mapped = {name: box.tensor for name, box in schedule.maps().items()}
-        self._inner = {walk.kernel: inner_of(walk) for walk in schedule.walks()}
+        self._walks = {walk.kernel: walk for walk in schedule.walks()}
 
     def watch(self, kernel: Kernel) -> Onlookers:
         """The observer of the next launch."""
@@ -340,7 +341,8 @@ class Recorder:
         rows, cols = int(constants.get("BR", used.block_rows)), int(constants.get("BC", used.block_cols))
         if "softmax" in kernel.name:
             rows, cols = int(constants["SOFTMAX_WARPS"]), max(1, self.schedule.problem.seqlen_k)
-        launch = TracedLaunch(len(self.launches), kernel, self._inner.get(kernel.name), rows, cols)
+        walk = self._walks.get(kernel.name)
+        launch = TracedLaunch(len(self.launches), kernel, inner_of(walk), rows, cols, isinstance(walk, Walk) and walk.inner_first)
         self.launches.append(launch)
         follow = None if self.timeline_block is None else partial(self._follow, kernel, self.timeline_block)
         return Onlookers(lambda access: self._observe(launch, access), follow)

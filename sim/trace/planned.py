@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.schedules import Kernel, Move, TileSchedule, Walk
-from cupyflash.sim.trace import INNER_FIRST, HeldTensor, Span, TileMove, Trace, axes_of, inner_of, with_scores
+from cupyflash.sim.trace import HeldTensor, Span, TileMove, Trace, axes_of, inner_of, with_scores
 from cupyflash.sim.two_level.machine import replay
 from cupyflash.sim.two_level.steps import Heads, Steps
 
@@ -35,7 +35,7 @@ def planned(schedule: TileSchedule) -> Trace:
             raise ValueError(f"the moves of {kernel.name} are not planned: it has arrays beside Q, K and V, or no order")
         tensors |= {name: held for name, held in map(_held, walk.moves, [schedule] * len(walk.moves)) if name not in tensors}
         for block in _blocks(number, kernel, walk):
-            moves += with_scores(inner_of(walk), block, first=kernel.name in INNER_FIRST)
+            moves += with_scores(inner_of(walk), block, first=walk.inner_first)
     return Trace(schedule, kernels, tensors, tuple(moves), replay(schedule))
 
 
