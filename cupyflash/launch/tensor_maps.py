@@ -13,7 +13,7 @@ from cupyflash.arrays import AnyArray, address, last_axis_contiguous
 WORDS = 16
 """A map is this many words of 8 bytes, opaque ones."""
 ALIGNMENT = 128
-"""Of a map's own address, in bytes: the driver asks for 64, CUDA 13's type has 128."""
+"""The alignment of a map's own address, in bytes: the driver asks for 64, CUDA 13's type has 128."""
 UNIT = 16
 """Bytes that divide the tensor's address and all its strides but the last."""
 MOST_STRIDE, MOST_LENGTH = 1 << 40, 1 << 32

@@ -33,7 +33,7 @@ BLOCK_COLS = CONSUMERS * WARPGROUP_ROWS
 STAGES = 2
 """Slots of the rings of Q and dO."""
 PING_PONG = True
-"""Whether warpgroups issue their products in turns."""
+"""True if warpgroups issue their products in turns."""
 REGISTERS = 240, 24
 """Registers of a consumer's and of a producer's thread."""
 MOST_DIM = 128

@@ -31,7 +31,7 @@ MOST_COLS = 256
 MOST_CAUSAL_COLS = 128
 """Under a causal mask, the masked part of a block on the diagonal is computed in vain."""
 MOST_DIM_IN_TURNS = 128
-"""Of V: beyond it warpgroups issue their products when they can, since the tensor cores bind by far."""
+"""A number of columns of V: beyond it warpgroups issue their products when they can, since the tensor cores bind by far."""
 REGISTERS, REGISTER_UNIT = 65536, 8
 """Registers of a multiprocessor; the unit in which a thread's are allocated."""
 SLAB = 64

@@ -139,7 +139,7 @@ class Walk:
     from the schedule's. `heads` are (key heads, query heads of each), if they differ from the problem's; `pack` query heads share a
     tile of rows. Blocks that only pass over rows take `few` registers; `streamed`: the rows of such a block, too few
     for blocks to be followed one by one. `works`: the number of pieces of work, if not all thread blocks find one. `alternate`: the
-    thread blocks of so many key heads alternate in the launch. `takes`: how thread blocks take one piece of work after the other, if
+    thread blocks of so many key heads alternate in the launch. `takes`: how blocks take one piece of work after the other, if
     they do. `any_order`: a launch may have the blocks in another order. `inner_first`: the first of what passes by is asked for
     before what stays.
     """

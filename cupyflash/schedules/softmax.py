@@ -50,7 +50,7 @@ class SoftmaxSchedule(Schedule):
     lanes: int
 
     passes: ClassVar[int]
-    """How often x is read."""
+    """The number of times that x is read."""
     entry: ClassVar[str]
     """The kernel's name."""
 

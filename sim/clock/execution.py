@@ -35,13 +35,13 @@ INSTRUCTION_BYTES = 16
 GENERIC, GENERIC_AT = 1 << 36, 0x198
 """On 9.0 the address of the parameters, for instructions that take no constant, stands at 0x198 of constant bank 0."""
 CLUSTER_AT = {9: (0x150, 0x15C, 0x188)}
-"""Where the inverses of a cluster's sizes, the grid in clusters and a cluster's blocks lie, as NVRTC's code shows."""
+"""Offsets of the inverses of a cluster's sizes, of the grid in clusters and of a cluster's blocks, as NVRTC's code shows."""
 PARAMETERS = {7: 0x160, 8: 0x160, 9: 0x210, 10: 0x380, 12: 0x380}
-"""Where the parameters begin in constant bank 0, by major compute capability (as cuobjdump shows it of any kernel)."""
+"""The offset of the parameters in constant bank 0, by major compute capability (as cuobjdump shows it of any kernel)."""
 SIZES = {9: (0x0, 0xC), 8: (0x0, 0xC), 7: (0x0, 0xC), 10: (0x360, 0x370), 12: (0x360, 0x370)}
-"""Where blockDim and gridDim lie there."""
+"""The offsets of blockDim and gridDim there."""
 SHARED_AT = {7: 0, 8: 0, 9: 0x400, 10: 0x400, 12: 0x400}
-"""Where a block's own shared memory begins: from 9.0 on the first kilobyte is the system's."""
+"""The begin of a block's own shared memory: from 9.0 on the first kilobyte is the system's."""
 CONTROL = frozenset({"BRA", "JMP", "EXIT", "BAR", "CALL", "RET", "KILL", "BRX", "UCGABAR_WAIT"})
 
 Decide = Callable[[Instruction], bool]

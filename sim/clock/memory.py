@@ -15,7 +15,7 @@ from .sass import Instruction
 
 SECTOR = 32
 FIRST_ADDRESS, APART = 1 << 40, 1 << 36
-"""Where tensors lie: so far apart that no offset leads from one into the next."""
+"""The distance of tensors: so far apart that no offset leads from one into the next."""
 SHARED_OFFSET = 0xFFFFFF
 SPACES = {
     **dict.fromkeys(("LDG", "LD", "STG", "ST", "ATOM", "ATOMG", "RED", "REDG", "LDGSTS"), "global"),

@@ -16,7 +16,7 @@ from .waits import Key, Signal, Waits
 PARITY_AT = 31
 """The bit of a phase's parity, in the operand of a question and in the second word that an arrival returns."""
 PARAMETERS = ("A1TR", "A1T0", "A0T1", "A0TR", "A0TX", "ART0")
-"""Where an arrival's count (A) and bytes (T) come from: 0, 1, a register (R) or a constant (X); A1TR is not written."""
+"""The sources of an arrival's count (A) and bytes (T): 0, 1, a register (R) or a constant (X); A1TR is not written."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ TURNS_BEFORE, TURNS_BEHIND = 8, 2
 WARM = 3
 """Turns at a loop's begin from which its time a turn is not taken."""
 ALIKE_TURNS = 1.25
-"""How many times as many instructions the turns that are left out may have, in the mean, as the last one before them, or fewer."""
+"""The most instructions that the mean turn left out may have, as a factor of those of the last turn before, or the inverse."""
 
 
 def keeps(i: Instruction) -> bool:

@@ -165,7 +165,7 @@ class Observed:
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
         self.launches: list[AskedLines] = []
         self.counts: list[Array] = []
-        """Of each tensor: bytes read and written, sectors read."""
+        """Bytes read and written, and sectors read, of each tensor."""
         self._names = names or {}
         self._tensors: dict[str, int] = {}
         self._places: dict[Segment, tuple[int, int]] = {}

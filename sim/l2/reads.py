@@ -57,7 +57,7 @@ class Reading:
     along_row: bool = False
     along_column: bool = False
     contiguous: bool = False
-    """Whether keys that are neighbours have neighbouring elements"""
+    """True if keys that are neighbours have neighbouring elements."""
 
     @classmethod
     def of_scores(cls, name: str, lengths: tuple[int, ...], itemsize: int, memory: DeviceMemory, given: Any) -> Reading:

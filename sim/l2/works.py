@@ -15,7 +15,7 @@ from cupyflash.sim.two_level.steps import Events, Heads, Steps
 
 Order = Literal["rows", "batch", "heads"]
 ORDERS: tuple[Order, ...] = get_args(Order)
-"""Which thread blocks are neighbours in a grid: "rows": row blocks of one head, then its heads, then the batch, as the kernels have
+"""The order of thread blocks in a grid: "rows": row blocks of one head, then its heads, then the batch, as the kernels have
 it. "batch": row blocks, then the batch, then heads, as in FlashAttention-2's own grid. "heads": the same row block of all heads."""
 
 

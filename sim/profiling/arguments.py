@@ -251,7 +251,7 @@ _MAKERS = {
     "bytes": (_bytes, set[str]()),
     "fields": (_fields, set[str]()),
 }
-"""What an object describes, by the key that it must have: its maker and the further keys."""
+"""The kinds of objects by the key that each must have: its maker and the further keys."""
 
 
 def template(cuda: str, kernel: str, params: Sequence[Variable]) -> Report:

@@ -22,7 +22,7 @@ from cupyflash.sim.ptx.order.past import READ, WRITE, Touched
 from cupyflash.sim.ptx.state.segments import WINDOW_BITS
 
 CLOSED, READABLE, OPEN = 0, 1, 2
-"""How a page is protected (stubs.c)."""
+"""The protections of a page (stubs.c)."""
 
 
 @dataclass

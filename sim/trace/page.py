@@ -22,14 +22,14 @@ from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
 from cupyflash.sim.two_level.machine import replay
 
 COLUMNS = ("launch", "block", "tensor", "write", "slab", "row", "row_end", "col", "col_end", "bytes", "line", "source", "scores")
-"""Of the rows that moves are in a report: tensor, line and source are places in the player's lists of those (line -1: none), and
+"""The columns of the rows of moves in a report: tensor, line and source are places in the player's lists (line -1: none), and
 each of the scores is (head, row, row_end, col, col_end)."""
 # Runs of keys that are drawn as masked out, their ends
 MOST_PIECES = 40_000
 
 
 def algorithm_of(trace: Trace) -> Algorithm:
-    """The paper's, or of one of which none is known here its name alone."""
+    """The paper's algorithm of a trace; one that is not known here has its name alone."""
     name = trace.schedule.algorithm
     return (BACKWARD if isinstance(trace.schedule, BackwardSchedule) else FORWARD).get(name, Algorithm(name, (), {}))
 
