@@ -17,11 +17,24 @@ import jax.numpy as jnp
 import numpy as np
 
 import cupyflash
+from cupyflash.request.keywords import SCORE_NUMBERS
 
 Asked = tuple[tuple[str, Any], ...]
 # Arrays that get a gradient, beside q, k and v; and those that get none
 LEARNED, GIVEN = ("bias", "sinks"), ("mask", "key_lengths", "alibi_slopes")
-OPTIONS = ("causal", "window", "scale", "softcap", "score", "dropout", "seed", "offset", "algorithm", "layout", "deterministic")
+OPTIONS = (
+    "causal",
+    "window",
+    "scale",
+    *SCORE_NUMBERS,
+    "score",
+    "dropout",
+    "seed",
+    "offset",
+    "algorithm",
+    "layout",
+    "deterministic",
+)
 
 
 def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **asked: Any) -> Any:

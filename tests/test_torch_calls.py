@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -110,6 +111,16 @@ def test_a_keyword_of_another_library_names_ours() -> None:
     (q,) = drawn((2, 18, 16))
     with pytest.raises(TypeError, match=r"attention\(\) got an unexpected keyword argument 'is_causal': here it is causal"):
         attention(q, q, q, is_causal=True)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("call", [attention, attention_varlen, attention_decode])
+def test_every_keyword_reaches_the_operation(call: Callable[..., Any]) -> None:
+    """Of a call's keywords a window is two numbers of its operation, a score and a mask may be texts; L comes always."""
+    operation = getattr(torch.ops.cupyflash, call.__name__).default._schema.arguments
+    taken = {each.name for each in operation} | {"score", "mask", "window", "return_lse"}
+    assert {"left", "right", "functions", "captured"} < taken
+    named = [each.name for each in inspect.signature(call).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    assert len(named) > 10 and taken.issuperset(named)
 
 
 def test_decoding_has_no_gradient() -> None:

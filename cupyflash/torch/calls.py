@@ -119,7 +119,7 @@ def plain_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords that all operations have."""
     left, right = given.get("window") or (None, None)
     plain = {"functions": given.get("functions", ""), "causal": given.get("causal", False), "left": left, "right": right}
-    return plain | {"scale": given.get("scale"), "softcap": given.get("softcap")}
+    return plain | {name: given.get(name) for name in ("scale", *keywords.SCORE_NUMBERS)}
 
 
 def contiguous(tensor: Any) -> Any:

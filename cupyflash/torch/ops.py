@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 import torch
 
 import cupyflash
+from cupyflash.request.keywords import SCORE_NUMBERS
 from cupyflash.torch.functions import captured_names, functions_of
 from cupyflash.torch.memory import array_of, same_stream, tensor_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_PLAIN = "str functions, bool causal, SymInt? left, SymInt? right, float? scale, float? softcap"
+_NUMBERS = ", ".join(f"float? {name}" for name in ("scale", *SCORE_NUMBERS))
+_PLAIN = f"str functions, bool causal, SymInt? left, SymInt? right, {_NUMBERS}"
 _WANTED = "bool dbias, int[] learned"
 _DROPPED = f"{_PLAIN}, float dropout, bool deterministic"
 # Not `torch.library.custom_op`, which imports PyTorch's compiler when it is first called: seconds.

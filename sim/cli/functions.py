@@ -15,6 +15,7 @@ import numpy as np
 from cupyflash.basics import Array, Report, Values
 from cupyflash.expressions.c import ELEMENTS
 from cupyflash.expressions.tree import depends_on
+from cupyflash.request.keywords import SCORE_NUMBERS
 from cupyflash.request.named_scores import one_score
 from cupyflash.request.options import Pattern
 from cupyflash.request.problem import Problem
@@ -52,8 +53,8 @@ class ScoreFunctions:
         if score is not None and options["alibi"]:
             raise click.UsageError("--alibi cannot go with --score, which is the whole function of a score")
         slopes = np.ones(1, np.float32) if options["alibi"] else None
-        score = one_score({"score": score, "softcap": options["softcap"], "alibi_slopes": slopes})
-        numbers = {} if score is None else score.numbers  # softcap's
+        score = one_score({"score": score, "alibi_slopes": slopes} | {name: options[name] for name in SCORE_NUMBERS})
+        numbers = {} if score is None else score.numbers
         return cls(score, made.get("mask_function"), {**numbers, **{one: it for one, it in values.items() if not _is_drawn(it)}})
 
     @property
