@@ -3,7 +3,7 @@
 tensor cores wait: if ptxas remarks on wgmma (C75xx), or if a kernel for an architecture's own instructions has older products
 (HMMA; this check needs a disassembler).
 
-    python .ci/compile_gate.py [--all] [--write] [--sample] [--only NAME] [--processes N] [--json FILE] [--markdown docs/kernels.md]
+    python .ci/compile_gate.py [--write] [--sample] [--only NAME] [--processes N] [--json FILE] [--markdown docs/kernels.md]
         [--nvrtc FOLDER]
 
 The kernels come from their schedules: for every architecture (the backward: for one of each kind of chip), dtype and head
@@ -15,7 +15,7 @@ below that, and for standard attention and the backward, the lightest and the he
 at d 64 and 128 causal, too. Two architectures also have other tilings, each kind of mask by itself, and a d of V that differs from
 d. FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a window with the narrowest copies.
 Decoding: each number of rows on every architecture at two head dimensions, and a call's options in turns. bfloat16, whose kernels
-differ from float16's in few registers, has fewer programs. `--all` compiles every combination, and takes an hour. `--nvrtc` uses
+differ from float16's in few registers, has fewer programs. `--nvrtc` uses
 another compiler (other_nvrtc.py): CI uses CUDA 12's, for `--sample`. Tiles are chosen by our own compiler's registers: another one
 may spill a few bytes (`FEW_BYTES`), which are printed.
 
@@ -32,7 +32,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -157,11 +157,8 @@ def has(device: Device, dtype: str) -> bool:
     return dtype != "bfloat16" or device.compute_capability >= (8, 0)
 
 
-def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) -> list[Variant]:
+def variants(algorithm: str, dtype: str, d: int, turn: int) -> list[Variant]:
     """The masks and copies to compile, of the 32 combinations."""
-    if everything:
-        chosen = [tuple(name for bit, name in enumerate(MASKS) if number >> bit & 1) for number in range(1 << len(MASKS))]
-        return [(masks, narrow) for masks in chosen for narrow in (False, True)]
     if algorithm == "fa2" and d == max(HEAD_DIMS) and dtype != "bfloat16":
         return [LIGHT, *WIDEST[(turn + DTYPES[dtype] // 2) % 2 :: 2]]
     if dtype == "bfloat16" and d < max(HEAD_DIMS):
@@ -174,7 +171,7 @@ def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) ->
     return [HEAVY if turn % 2 else LIGHT]
 
 
-def attention_schedules(device: Device, everything: bool) -> Labelled:
+def attention_schedules(device: Device) -> Labelled:
     """Every kind of attention kernel that a device has."""
     for algorithm in (each for each in ALGORITHMS if each not in ("fa3", "decode")):
         cases: list[tuple[Problem, TilingChoice]] = []
@@ -182,11 +179,11 @@ def attention_schedules(device: Device, everything: bool) -> Labelled:
             if not has(device, dtype):
                 continue
             for turn, d in enumerate(HEAD_DIMS, DEVICES.index(device)):
-                if not everything and (device.compute_capability in ALIKE or algorithm != "fa2"):
+                if device.compute_capability in ALIKE or algorithm != "fa2":
                     if turn % 2:
                         continue
                     turn //= 2
-                cases += [(posed(d, dtype, one), None) for one in variants(algorithm, dtype, d, turn, everything)]
+                cases += [(posed(d, dtype, one), None) for one in variants(algorithm, dtype, d, turn)]
             if device.compute_capability in EXTRAS and dtype != "bfloat16":
                 if algorithm == "fa1":
                     cases += [(posed(64, dtype, ((name,), False)), None) for name in MASKS]
@@ -194,7 +191,7 @@ def attention_schedules(device: Device, everything: bool) -> Labelled:
                 cases += [(posed(64, dtype, HEAVY), tiling) for tiling in TILINGS]
         if algorithm == "fa2":
             cases += [(posed(d, "float16", (("window",), True)), None) for d in NARROW_HEADS[DEVICES.index(device) % 2 :: 2]]
-            cases = [case for turn, each in enumerate(cases) for case in of_finalists(*each, device, turn, everything)]
+            cases = [case for turn, each in enumerate(cases) for case in of_finalists(*each, device, turn)]
         for problem, tiling in cases:
             try:
                 schedule = plan(problem, device, algorithm, tiling)
@@ -206,12 +203,12 @@ def attention_schedules(device: Device, everything: bool) -> Labelled:
             yield labelled(algorithm, schedule, *(name for name in (*MASKS, "window") if getattr(problem.options, name)))
 
 
-def wide_schedules(device: Device, everything: bool) -> Labelled:
+def wide_schedules(device: Device) -> Labelled:
     """FlashAttention-2 of d and d_v above 256: the lightest, and of the other kinds one in turns."""
     for turn, (d, value) in enumerate(WIDE_HEADS, DEVICES.index(device)):
-        for variant in (LIGHT, *(WIDE_VARIANTS if everything else WIDE_VARIANTS[turn % len(WIDE_VARIANTS) :][:1])):
+        for variant in (LIGHT, WIDE_VARIANTS[turn % len(WIDE_VARIANTS)]):
             problem = posed(d, wide_dtype(turn, device), variant, value)
-            for one, tiling in of_finalists(problem, None, device, turn, everything):
+            for one, tiling in of_finalists(problem, None, device, turn):
                 schedule = (plan_varlen if problem.options.packed else plan)(one, device, tiling=tiling)
                 yield labelled("fa2", schedule, *variant[0])
 
@@ -286,16 +283,14 @@ def decode_schedules(device: Device) -> Labelled:
             yield f"decode d {d}, {dtype}, {queries} queries, groups of {group}, {given}, {schedule.config}", schedule
 
 
-def of_finalists(
-    problem: Problem, tiling: TilingChoice, device: Device, turn: int, everything: bool
-) -> Iterator[tuple[Problem, TilingChoice]]:
+def of_finalists(problem: Problem, tiling: TilingChoice, device: Device, turn: int) -> Iterator[tuple[Problem, TilingChoice]]:
     """A case of FlashAttention-2 for the tiles that lengths choose between, or one of them in turns."""
     if tiling is not None:
         yield problem, tiling
         return
     sizes = [(each.config.block_rows, each.config.block_cols) for each in fa2_tiles.finalists(problem, device)]
     common = problem.head_dim in COMMON and problem.dtype == "float16"
-    for chosen in sizes if everything or common else [sizes[turn % len(sizes)]]:
+    for chosen in sizes if common else [sizes[turn % len(sizes)]]:
         yield problem, chosen
 
 
@@ -308,19 +303,19 @@ def posed(d: int, dtype: str, variant: Variant, value_dim: int | None = None) ->
     return Problem(1, 1, 1, 4096, 4096, d, dtype, head_dim_v=value_dim, alignment=alignment, **constants)
 
 
-def backward_schedules(device: Device, everything: bool) -> Labelled:
+def backward_schedules(device: Device) -> Labelled:
     """The backward pass up to d 128, where its kernels have no spills: dimensions, masks and determinism in turns."""
     dims = tuple(d for d in HEAD_DIMS if d <= SCARCE)
     turn = DEVICES.index(device)
     for algorithm in (each for each in BACKWARD_ALGORITHMS if each != "fa3"):
         for dtype in ("float16", "float32"):
-            some = dims if everything or (algorithm == "fa2" and dtype == "float16") else (dims[turn % len(dims)],)
+            some = dims if algorithm == "fa2" and dtype == "float16" else (dims[turn % len(dims)],)
             for d in some:
                 turn += 1
                 deterministic = algorithm == "fa2" and bool(turn // 2 % 2)
-                for variant in (LIGHT, HEAVY) if everything else ((LIGHT, HEAVY)[turn % 2],):
-                    schedule = plan_backward(posed(d, dtype, variant), device, algorithm, deterministic=deterministic)
-                    yield labelled(f"{algorithm} backward", schedule, *variant[0])
+                variant = (LIGHT, HEAVY)[turn % 2]
+                schedule = plan_backward(posed(d, dtype, variant), device, algorithm, deterministic=deterministic)
+                yield labelled(f"{algorithm} backward", schedule, *variant[0])
 
 
 def fa3_backward_schedules(device: Device) -> Labelled:
@@ -402,30 +397,23 @@ def sum_schedules(device: Device) -> Labelled:
             yield f"sums of a ring {dtype} d_v {d}", AddStateSchedule(1000, d, dtype, device)
 
 
-def jobs(everything: bool = False) -> list[Job]:
+OF_KINDS = (
+    *(backward_schedules, wide_backward_schedules, float32_bias_schedules, sums_schedules, varlen_backward_schedules),
+    *(score_schedules, mask_schedules),
+)
+"""Makers of schedules for one chip of each kind."""
+MAKERS: tuple[Callable[[Device], Labelled], ...] = (
+    *(attention_schedules, wide_schedules, *OF_KINDS[:4], fa3_schedules, fa3_backward_schedules, decode_schedules),
+    *(varlen_schedules, *OF_KINDS[4:], dropout_schedules, softmax_schedules, sum_schedules),
+)
+
+
+def jobs() -> list[Job]:
     """The programs to compile, each once for an architecture."""
     programs: dict[tuple[Any, ...], Job] = {}
     for device in DEVICES:
-        kind = device.compute_capability in KINDS
-        gradients = everything or kind
-        for label, schedule in itertools.chain(
-            attention_schedules(device, everything),
-            wide_schedules(device, everything),
-            backward_schedules(device, everything) if gradients else (),
-            wide_backward_schedules(device) if gradients else (),
-            float32_bias_schedules(device) if gradients else (),
-            sums_schedules(device) if gradients else (),
-            fa3_schedules(device),
-            fa3_backward_schedules(device),
-            decode_schedules(device),
-            varlen_schedules(device),
-            varlen_backward_schedules(device) if gradients else (),
-            score_schedules(device) if kind else (),
-            mask_schedules(device) if kind else (),
-            dropout_schedules(device),
-            softmax_schedules(device),
-            sum_schedules(device),
-        ):
+        makers = [make for make in MAKERS if device.compute_capability in KINDS or make not in OF_KINDS]
+        for label, schedule in itertools.chain.from_iterable(make(device) for make in makers):
             for kernel in schedule.kernels():
                 key = device, kernel.source, kernel.constants, kernel.params
                 job = programs.get(key, Job(label, (), device))
@@ -529,7 +517,6 @@ def markdown() -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="every combination of masks and copies")
     parser.add_argument("--json", type=Path, help="write every compiled kernel there")
     parser.add_argument("--markdown", type=Path, help="write the default configurations there, and compile nothing else")
     parser.add_argument("--processes", type=int, help="how many compile at a time; as many as there are cores when not given")
@@ -543,7 +530,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.markdown:
         arguments.markdown.write_text(documented(arguments.markdown))
         return 0
-    start, work = time.perf_counter(), jobs(arguments.all)
+    start, work = time.perf_counter(), jobs()
     names = sorted({kernel.name for job in work for kernel in job.kernels})
     work = [job for job in work if any(arguments.only in kernel.name for kernel in job.kernels)]
     if not work:

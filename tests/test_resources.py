@@ -308,7 +308,7 @@ def test_the_gate_fails_on_a_spill(
     job = next(job for job in jobs if job.device.name == "A10" and job.kernels[0].name == "fa1_forward")
     needs = Resources("fa1_forward", 128, 255, spills, spills, 1000)
     accounts = gate.Accounts
-    monkeypatch.setattr(gate, "jobs", lambda everything: [job])
+    monkeypatch.setattr(gate, "jobs", lambda: [job])
     monkeypatch.setattr(gate, "compiled_everywhere", lambda jobs, processes, nvrtc: [(needs,) for _ in jobs])
     monkeypatch.setattr(gate, "Accounts", lambda version: accounts(version, tmp_path))
     assert gate.main(["--json", str(tmp_path / "gate.json")]) == (1 if spills else 0)
@@ -361,7 +361,7 @@ def test_the_gate_fails_where_tensor_cores_wait(
     job = next(job for job in jobs if job.device.name == "H100-SXM" and len(job.kernels) == 1)
     kernel = replace(job.kernels[0], source=str(tmp_path / "k.cu"), name="k", constants=constants, accelerated=True)
     job, accounts = replace(job, kernels=(kernel,)), gate.Accounts
-    monkeypatch.setattr(gate, "jobs", lambda everything: [job])
+    monkeypatch.setattr(gate, "jobs", lambda: [job])
     monkeypatch.setattr(gate, "Accounts", lambda version: accounts(version, tmp_path))
     monkeypatch.setattr(gate, "compiled_everywhere", lambda jobs, *_: [gate.compiled(each) for each in jobs])
     assert gate.main(["--write"]) == (1 if fault else 0)
@@ -389,7 +389,7 @@ def test_the_gate_compiles_what_has_no_account_and_a_sample_of_the_rest(
             for job in jobs
         ]
 
-    monkeypatch.setattr(gate, "jobs", lambda everything: some)
+    monkeypatch.setattr(gate, "jobs", lambda: some)
     monkeypatch.setattr(gate, "compiled_everywhere", compile_some)
     monkeypatch.setattr(gate, "Accounts", lambda version: accounts(version, tmp_path))
     monkeypatch.setattr(gate, "SAMPLED", 4)
