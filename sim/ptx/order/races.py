@@ -25,7 +25,7 @@ from ..state.findings import LOCKSTEP, Findings, Key, place_of, source_and_call,
 from ..state.lane_sets import LaneSet, Wave, by_value
 from ..state.segments import Access, Segment
 from ..text.syntax import Array, PtxInstruction
-from .detector import COPY, LANDING, LEFT_OUT, Detector
+from .detector import COPY, LANDING, LEFT_OUT, Detector, TileReads
 from .history import Launches, Stream
 from .moments import BLOCKS, CLUSTERS, LANES, LOW, ONE, STAMP, OrderedLaunch, highest, lanes_of, levels_of, stamps_of
 from .shadow import (
@@ -44,7 +44,6 @@ from .shadow import (
     scope_of,
     windows,
 )
-from .tiles import TileReads
 
 LATEST = LOW << np.uint64(STAMP)
 """The stamp of an entry that no access is ordered behind."""
