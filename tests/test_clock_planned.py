@@ -13,6 +13,7 @@ from cupyflash.launch.nvrtc import compile_to_cubin
 from cupyflash.request.options import Pattern
 from cupyflash.schedules import plan_backward
 from cupyflash.sim import l2
+from cupyflash.sim import ptx
 from cupyflash.sim.clock import sass
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.lanes import Lanes
@@ -147,6 +148,46 @@ def test_an_opcode_of_the_warp_computes_as_that_of_a_lane(text: str, value: int)
     operands = text.partition(" ")[2].split(", ")
     decoded(Instruction(0, name, tuple(modifiers), tuple(operands)), {}).run(lanes, None)
     assert (lanes.register(operands[0]) == value).all()
+
+
+@pytest.mark.parametrize(
+    ("sass", "opcode"),
+    [
+        ("SGXT.U32", "szext.clamp.u32"),
+        ("SGXT.W.U32", "szext.wrap.u32"),
+        ("SGXT", "szext.clamp.s32"),
+        ("SGXT.W", "szext.wrap.s32"),
+        ("BMSK", "bmsk.clamp.b32"),
+        ("BMSK.W", "bmsk.wrap.b32"),
+    ],
+)
+def test_fields_of_bits_are_those_of_ptx(sass: str, opcode: str) -> None:
+    """ptxas makes these of those."""
+    rng = np.random.default_rng(0)
+    count = np.resize(np.array([0, 1, 3, 8, 31, 32, 33, 64, 2**31], np.uint32), 64)
+    value = rng.integers(0, 2**32, 64, np.uint32) if opcode[0] == "s" else np.arange(64, dtype=np.uint32) * 7 % 40
+    expected = np.zeros(64, np.uint32)
+    text = f"""
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 a, .param .u64 b, .param .u64 y) {{
+  .reg .b64 %rd<5>; .reg .b32 %r<5>;
+  mov.u32 %r1, %tid.x; mul.wide.u32 %rd4, %r1, 4;
+  ld.param.u64 %rd1, [a]; add.u64 %rd1, %rd1, %rd4; ld.global.u32 %r2, [%rd1];
+  ld.param.u64 %rd2, [b]; add.u64 %rd2, %rd2, %rd4; ld.global.u32 %r3, [%rd2];
+  {opcode} %r4, %r2, %r3;
+  ld.param.u64 %rd3, [y]; add.u64 %rd3, %rd3, %rd4; st.global.u32 [%rd3], %r4;
+  ret;
+}}
+"""
+    ptx.Module.from_ptx(text).launch("k", 1, 64, {"a": value, "b": count, "y": expected})
+    lanes = Lanes(64, {})
+    lanes.write("R1", value, None)
+    lanes.write("R2", count, None)
+    name, *modifiers = sass.split(".")
+    decoded(Instruction(0, name, tuple(modifiers), ("R3", "R1", "R2")), {}).run(lanes, None)
+    assert np.array_equal(lanes.register("R3"), expected)
 
 
 def test_blocks_that_differ_take_turns_and_the_time_is_that_of_their_mean() -> None:

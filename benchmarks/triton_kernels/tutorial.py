@@ -14,7 +14,7 @@ from typing import Any
 
 from cupyflash.sim.ptx import Finding, Launch, Module
 from cupyflash.sim.triton import simulated_triton
-from cupyflash.sim.triton.calls import KernelCall
+from cupyflash.sim.triton.calls import KernelCall, base_of
 from cupyflash.sim.triton.memory import Addresses
 from cupyflash.sim.triton.timing import PredictedTime
 
@@ -36,6 +36,8 @@ class Faults:
         chosen = places[:: -(-len(places) // self.most)]
         row = self.found[call.kernel] = {"barriers": len(places), "tried": len(chosen), "found": 0, "missed": []}
         grid = (min(call.grid[0], self.blocks), *(1 for _ in call.grid[1:])) if call.cluster is None else call.grid
+        for base in filter(None.__ne__, (base_of(value) for _, value in call.values)):
+            addresses.of(base)  # memory that has an address is put back below
         kept = [(memory, memory.memory().copy()) for memory in addresses.alive() if memory.writeable]
         usual = kinds(KernelCall(call.kernel, call.module, grid, *shape_of(call)).run(addresses))
         for place in chosen:

@@ -288,6 +288,29 @@ def shift(i: Instruction, value: Array, amount: Array) -> Array:
     return np.right_shift(value, by) if is_unsigned(i) else np.right_shift(signed(value), by.view(np.int32))
 
 
+@opcode("SGXT", "BMSK")
+def bits(i: Instruction, o: Operands) -> OperandWork:
+    """Extends a number of so many bits (SGXT), or makes so many ones from a bit on (BMSK); .W takes counts modulo 32."""
+    d, a, count = o.take(), o.number(), o.number()
+
+    def ones(width: Array) -> Array:
+        return np.left_shift(np.uint64(1), width) - np.uint64(1)
+
+    def compute(lanes: Lanes) -> Array:
+        value, width = (each(lanes).astype(np.uint64) for each in (a, count))
+        width = width & np.uint64(31) if "W" in i.modifiers else np.minimum(width, np.uint64(32))
+        if i.opcode == "BMSK":
+            first = value & np.uint64(31) if "W" in i.modifiers else np.minimum(value, np.uint64(32))
+            return np.left_shift(ones(width), first) & WORD
+        found = value & ones(width)
+        if is_unsigned(i):
+            return found
+        sign = np.right_shift(np.left_shift(np.uint64(1), width), np.uint64(1))
+        return np.where(found & sign, found | ones(np.uint64(32)) ^ ones(width), found)
+
+    return work(o, [d], compute)
+
+
 def looked_up(table: int, a: Array, b: Array, c: Array) -> Array:
     """Returns bit 4a + 2b + c of a table, for each bit."""
     total = np.zeros_like(a)
@@ -593,7 +616,7 @@ MODIFIERS: dict[str, set[str]] = {"PRMT": {"U32"}, "P2R": set(), "R2P": set()}
 """The only modifiers that are executed of an opcode."""
 UNKNOWN = {
     **dict.fromkeys(("FADD", "FFMA", "FMNMX", "FMNMX3", "FSEL", "FSET", "FSWZADD", "F2FP", "HADD2", "HMUL2", "HMNMX2"), 1),
-    **dict.fromkeys(("HADD2_32", "FRND", "FCHK", "IDP", "BMSK", "SGXT", "I2I", "I2IP", "VABSDIFF", "FADD32I", "FMUL32I"), 1),
+    **dict.fromkeys(("HADD2_32", "FRND", "FCHK", "IDP", "I2I", "I2IP", "VABSDIFF", "FADD32I", "FMUL32I"), 1),
     **dict.fromkeys(("DADD", "DMUL", "DFMA", "DMNMX", "FFMA2", "FADD2", "FMUL2"), 2),
     **dict.fromkeys(("HMMA", "IMMA", "QMMA", "OMMA"), 4),
     **dict.fromkeys(("DMMA",), 8),

@@ -138,6 +138,7 @@ def replacements(device: Device) -> dict[str, Any]:
         "Event": Queue,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
+        "is_current_stream_capturing": lambda: False,
         "is_bf16_supported": lambda *_, **__: device.compute_capability >= (8, 0),
         "device_count": lambda: 1,
         "current_device": lambda: 0,
