@@ -12,8 +12,7 @@ from cupyflash import Device, Problem, plan
 from cupyflash.launch.nvrtc import compile_to_cubin
 from cupyflash.request.options import Pattern
 from cupyflash.schedules import plan_backward
-from cupyflash.sim import l2
-from cupyflash.sim import ptx
+from cupyflash.sim import l2, ptx
 from cupyflash.sim.clock import sass
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.lanes import Lanes

@@ -323,7 +323,7 @@ def test_hopper_instructions_are_listed_not_guessed() -> None:
     lines = [
         "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%r1, %r2, %r3, %r4}, %rd1, %rd2, 1;",
         "cp.async.bulk.tensor.2d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4], {%h1};",
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r1], %r2, [%r3];",
+        "st.async.mmio.release.gpu.global.u32 [%rd1], %r2;",
         "red.async.relaxed.cluster.global.add.u32 [%rd1], %r2;",
         ".reg .b128 %wide;",
         "mov.b128 %wide, {%rd1, %rd2};",

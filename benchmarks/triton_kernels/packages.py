@@ -97,8 +97,14 @@ def fla() -> list[Case]:
     simple, retention = of(f"{ops}.simple_gla", "chunk_simple_gla"), of(f"{ops}.retention", "chunk_retention")
     delta, recurrent_delta = of(f"{ops}.delta_rule", "chunk_delta_rule", "fused_recurrent_delta_rule")
     gated, hgrn = of(f"{ops}.gated_delta_rule", "chunk_gated_delta_rule"), of(f"{ops}.hgrn", "fused_recurrent_hgrn")
-    naive_gla, naive_simple = of(f"{ops}.gla.naive", "naive_recurrent_gla"), of(f"{ops}.simple_gla.naive", "naive_parallel_simple_gla")
-    naive_delta, naive_hgrn = of(f"{ops}.delta_rule.naive", "delta_rule_recurrence"), of(f"{ops}.hgrn.naive", "naive_recurrent_hgrn")
+    naive_gla, naive_simple = (
+        of(f"{ops}.gla.naive", "naive_recurrent_gla"),
+        of(f"{ops}.simple_gla.naive", "naive_parallel_simple_gla"),
+    )
+    naive_delta, naive_hgrn = (
+        of(f"{ops}.delta_rule.naive", "delta_rule_recurrence"),
+        of(f"{ops}.hgrn.naive", "naive_recurrent_hgrn"),
+    )
     naive_gated = of(f"{ops}.gated_delta_rule.naive", "naive_recurrent_gated_delta_rule")
     naive_retention = of(f"{ops}.retention.naive", "naive_retention")
     gated_rms, gated_reference = of("fla.modules.norm.layernorm_gated", "rmsnorm_fn", "rms_norm_ref")
@@ -150,7 +156,10 @@ def unsloth() -> list[Case]:
         package.__path__ = [str(folder.joinpath(*name.split(".")[1:]))]
     sys.meta_path.append(Absent())
     rms, layer = of("unsloth.kernels.rms_layernorm", "fast_rms_layernorm"), of("unsloth.kernels.layernorm", "fast_layernorm")
-    rope, entropy = of("unsloth.kernels.rope_embedding", "fast_rope_embedding"), of("unsloth.kernels.cross_entropy_loss", "fast_cross_entropy_loss")
+    rope, entropy = (
+        of("unsloth.kernels.rope_embedding", "fast_rope_embedding"),
+        of("unsloth.kernels.cross_entropy_loss", "fast_cross_entropy_loss"),
+    )
     swiglu = of("unsloth.kernels.swiglu", "swiglu_fg_kernel", "swiglu_DWf_DW_dfg_kernel")
     exact = of("unsloth.kernels.geglu", "geglu_exact_forward_kernel", "geglu_exact_backward_kernel")
     approximate = of("unsloth.kernels.geglu", "geglu_approx_forward_kernel", "geglu_approx_backward_kernel")
@@ -248,7 +257,12 @@ def run(package: str, device: str, only: str | None) -> dict[str, dict[str, Any]
             largest, of_all = difference(ours, theirs, tensors)
             texts = Counter(place_of(one) for launch in launches[before:] for one in launch.findings)
             seconds, count = round(time.process_time() - began, 1), len(launches) - before
-            figures[name] = {"difference": f"{largest:.1e} of {of_all:.2g}", "launches": count, "seconds": seconds, "findings": texts}
+            figures[name] = {
+                "difference": f"{largest:.1e} of {of_all:.2g}",
+                "launches": count,
+                "seconds": seconds,
+                "findings": texts,
+            }
             print(package, name, device, json.dumps(figures[name]), flush=True)
     return figures
 
@@ -269,14 +283,17 @@ def table(results: dict[str, Any]) -> str:
             if second["findings"] != first["findings"]:
                 found += "; " + (", ".join(f"{number} x {text}" for text, number in second["findings"].items()) or "none")
             both = [" ; ".join(dict.fromkeys(str(one[key]) for one in (first, second))) for key in ("launches", "seconds")]
-            rows.append(f"| {package} | {name} | {first['difference']} | {second['difference']} | {both[0]} | {both[1]} | {found} |")
+            rows.append(
+                f"| {package} | {name} | {first['difference']} | {second['difference']} | {both[0]} | {both[1]} | {found} |"
+            )
     return "\n".join(rows) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("packages", nargs="*", default=[*PACKAGES], metavar="PACKAGE")
-    parser.add_argument("--device", choices=("A100-40GB", "H100-SXM"))
+    # A process has one device: packages ask for it when they are imported.
+    parser.add_argument("--device", choices=("A100-40GB", "H100-SXM"), default="A100-40GB")
     parser.add_argument("--only", metavar="KERNEL")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--table", action="store_true")
@@ -286,11 +303,10 @@ def main() -> None:
         print(table(results), end="")
         return
     for package in asked.packages:
-        for device in filter(None, [asked.device] if asked.device else ("A100-40GB", "H100-SXM")):
-            figures = run(package, device, asked.only)
-            if asked.write:
-                results.setdefault("packages", {}).setdefault(package, {}).setdefault(device, {}).update(figures)
-                RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        figures = run(package, asked.device, asked.only)
+        if asked.write:
+            results.setdefault("packages", {}).setdefault(package, {}).setdefault(asked.device, {}).update(figures)
+            RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

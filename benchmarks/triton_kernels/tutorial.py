@@ -9,8 +9,11 @@ import sys
 import time
 import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from barriers import BARRIER, reasons
 
 from cupyflash.sim.ptx import Finding, Launch, Module
 from cupyflash.sim.triton import simulated_triton
@@ -18,7 +21,7 @@ from cupyflash.sim.triton.calls import KernelCall, base_of
 from cupyflash.sim.triton.memory import Addresses
 from cupyflash.sim.triton.timing import PredictedTime
 
-BARRIER = re.compile(r"^\s*(bar\.sync|barrier\.sync)\b.*;$", re.MULTILINE)
+NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class Faults:
@@ -34,32 +37,32 @@ class Faults:
             return
         # Of many barriers so many are tried, evenly chosen; of a large grid the first blocks.
         chosen = places[:: -(-len(places) // self.most)]
-        row = self.found[call.kernel] = {"barriers": len(places), "tried": len(chosen), "found": 0, "missed": []}
+        row = self.found[call.kernel] = {"barriers": len(places), "tried": len(chosen), "found": 0}
         grid = (min(call.grid[0], self.blocks), *(1 for _ in call.grid[1:])) if call.cluster is None else call.grid
         for base in filter(None.__ne__, (base_of(value) for _, value in call.values)):
             addresses.of(base)  # memory that has an address is put back below
         kept = [(memory, memory.memory().copy()) for memory in addresses.alive() if memory.writeable]
-        usual = kinds(KernelCall(call.kernel, call.module, grid, *shape_of(call)).run(addresses))
+        usual = kinds(call.run(addresses, grid=grid))
+        missed = []
         for place in chosen:
             text = call.module.text[: place.start()] + "\n" + call.module.text[place.end() :]
             for memory, data in kept:
                 memory.memory()[:] = data
-            launch = KernelCall(call.kernel, Module.from_ptx(text), grid, *shape_of(call)).run(addresses)
+            launch = replace(call, module=Module.from_ptx(text)).run(addresses, grid=grid)
             if kinds(launch) - usual:
                 row["found"] += 1
             else:
-                row["missed"].append(call.module.text[: place.start()].count("\n") + 1)
+                missed.append(call.module.text[: place.start()].count("\n") + 1)
+        for memory, data in kept:
+            memory.memory()[:] = data
+        row["missed"] = reasons(call.module.text, missed, lambda observer: call.run(addresses, grid=grid, observer=observer))
         for memory, data in kept:
             memory.memory()[:] = data
 
 
-def shape_of(call: KernelCall) -> tuple[Any, ...]:
-    return call.block, call.shared, call.cluster, call.values
-
-
-def kinds(launch: Launch) -> set[tuple[str, Any]]:
-    """The findings of a launch, by kind and line."""
-    return {(one.kind, one.source) for one in launch.findings}
+def kinds(launch: Launch) -> set[Any]:
+    """The findings of a launch, each without its numbers: another launch may show the same fault in another lane."""
+    return {(one.kind, one.severity, one.places, NUMBER.sub("", one.message)) for one in launch.findings}
 
 
 def main() -> None:

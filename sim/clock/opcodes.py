@@ -289,12 +289,13 @@ def shift(i: Instruction, value: Array, amount: Array) -> Array:
 
 
 @opcode("SGXT", "BMSK")
-def bits(i: Instruction, o: Operands) -> OperandWork:
+def field_of_bits(i: Instruction, o: Operands) -> OperandWork:
     """Extends a number of so many bits (SGXT), or makes so many ones from a bit on (BMSK); .W takes counts modulo 32."""
     d, a, count = o.take(), o.number(), o.number()
 
     def ones(width: Array) -> Array:
-        return np.left_shift(np.uint64(1), width) - np.uint64(1)
+        found: Array = np.left_shift(np.uint64(1), width) - np.uint64(1)
+        return found
 
     def compute(lanes: Lanes) -> Array:
         value, width = (each(lanes).astype(np.uint64) for each in (a, count))
@@ -306,7 +307,7 @@ def bits(i: Instruction, o: Operands) -> OperandWork:
         if is_unsigned(i):
             return found
         sign = np.right_shift(np.left_shift(np.uint64(1), width), np.uint64(1))
-        return np.where(found & sign, found | ones(np.uint64(32)) ^ ones(width), found)
+        return np.where(found & sign, found | WORD ^ ones(width), found)
 
     return work(o, [d], compute)
 

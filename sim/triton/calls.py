@@ -40,8 +40,8 @@ class KernelCall:
     cluster: tuple[int, ...] | None
     values: Sequence[tuple[str, Any]]
 
-    def run(self, addresses: Addresses) -> Launch:
-        """Runs the call on the machine."""
+    def run(self, addresses: Addresses, **other: Any) -> Launch:
+        """Runs the call on the machine; `other` are arguments of `Module.launch` in the place of the call's own."""
         how, params = settings(), self.params
         offsets, size = parameter_offsets(params)
         data, pointers = bytearray(size), []
@@ -55,8 +55,10 @@ class KernelCall:
                 value = value.map(addresses.memory(address)).description.encode(address) if described else address
             data[at : at + param.size] = encoded(value, param)
         more: dict[str, Any] = {"seed": how.seed, "races": bool(how.races), "suppressions": how.suppressions or ()}
-        raw = RawArguments(bytes(data), addresses.allocations(pointers))
-        return self.module.launch(self.kernel, self.grid, self.block, raw, shared_bytes=self.shared, cluster=self.cluster, **more)
+        more = {"grid": self.grid, "shared_bytes": self.shared, "cluster": self.cluster, **more, **other}
+        return self.module.launch(
+            self.kernel, block=self.block, args=RawArguments(bytes(data), addresses.allocations(pointers)), **more
+        )
 
     @property
     def params(self) -> Sequence[Variable]:

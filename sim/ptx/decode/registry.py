@@ -323,7 +323,10 @@ def known(opcode: str) -> bool:
 
 def decode(instruction: PtxInstruction) -> Plan:
     """Returns the plan of an instruction. Raises `Unsupported` if opcode, modifier or operands are not executed."""
-    decoder = _DECODERS.get(instruction.opcode)
+    name = instruction.opcode
+    if "async" in instruction.mods and f"{name}.async" in _DECODERS:
+        name += ".async"
+    decoder = _DECODERS.get(name)
     if decoder is None:
         raise Unsupported(f"opcode {instruction.opcode} is not executed")
     try:

@@ -240,7 +240,7 @@ class BulkLoad:
         lane = self.lanes.subset(np.array([row]))
         races, found = memory.races, mbarriers.objects.get(key)
         if self.reduction is None and found is not None:
-            found.unseen.append((found.phase, self.to.tile.chunks[at]))
+            found.unseen.append((found.phase, CHUNK, self.to.tile.chunks[at]))
         if races is not None and found is not None:
             # The copy is over for each lane that sees the phase complete.
             if self.readings:

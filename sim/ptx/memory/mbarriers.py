@@ -51,8 +51,8 @@ class Phases:
     told: Array | None = None
     heard: Array | None = None
     deferred: list[Deferred] = field(default_factory=list)
-    unseen: list[tuple[int, Array]] = field(default_factory=list)
-    """(phase, 16-byte elements of shared memory) of copies that are over, though nobody has seen the phase complete."""
+    unseen: list[tuple[int, int, Array]] = field(default_factory=list)
+    """(phase, size, elements of that size of shared memory) of copies that are over, though nobody has seen the phase complete."""
 
 
 @dataclass(frozen=True)
@@ -378,12 +378,12 @@ class MBarriers(MemoryUnit):
 
     def see(self, barrier: Phases, now: int) -> None:
         """Records that somebody has seen all phases before `now` complete: the bytes of their copies are there."""
-        over = [chunks for phase, chunks in barrier.unseen if phase < now]
+        over = [(size, elements) for phase, size, elements in barrier.unseen if phase < now]
         if over:
-            barrier.unseen = [(phase, chunks) for phase, chunks in barrier.unseen if phase >= now]
+            barrier.unseen = [one for one in barrier.unseen if one[0] >= now]
             self.memory.landing -= len(over)
-            for chunks in over:
-                self.memory.states[16][chunks] = element(WRITTEN, 16)
+            for size, elements in over:
+                self.memory.states[size][elements] = element(WRITTEN, size)
 
     def give_up(self) -> bool:
         """Tells lanes that only test, when no lane can go on, that the phase is not complete. Returns False if there are none."""
