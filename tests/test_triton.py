@@ -159,6 +159,25 @@ def test_descriptors_of_the_host_and_of_the_device(kernels: Any, torch: Any, dev
     assert [one.traffic["x"].unique_read_bytes for one in launches] == [x.nbytes, x.nbytes]
 
 
+def test_a_program_on_a_cluster_sums_over_its_blocks(kernels: Any, torch: Any) -> None:
+    import triton
+
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9):
+        pytest.skip("before 3.9 Triton's reductions read shared memory that the other block of a cluster wrote in its own")
+    x, out = torch.rand(64, 128), torch.zeros(192)
+    with simulated_triton("H100-SXM", findings="keep") as launches:
+        kernels.sums[1,](x, out, M=64, N=128, num_ctas=2)
+    assert torch.allclose(out, torch.cat((x.sum(1), x.sum(0))))
+    assert launches[0].counters.distributed_memory.bytes and {one.severity for one in launches[0].findings} <= {"warning"}
+
+
+def test_the_programs_of_a_cooperative_launch_are_there_together(kernels: Any, torch: Any) -> None:
+    count, seen = torch.zeros(1, dtype=torch.int32), torch.zeros(16, 64, dtype=torch.int32)
+    with simulated_triton("H100-SXM"):
+        kernels.meet[8,](count, seen, 8, BLOCK=64, launch_cooperative_grid=True)
+    assert int(count) == 8 and torch.equal(seen[8:], torch.roll(seen[:8], -1, 0))
+
+
 def test_gluon_runs_by_the_same_way(kernels: Any, torch: Any) -> None:
     pytest.importorskip("triton.experimental.gluon.nvidia.hopper", reason="this Triton has no Gluon for Hopper")
     from triton.experimental.gluon import language as gl

@@ -56,6 +56,26 @@ def copy_made_tiles(x, out, rows, cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.const
     to.store(at, source.load(at))
 
 
+@triton.jit
+def sums(x, out, M: tl.constexpr, N: tl.constexpr):
+    value = tl.load(x + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
+    tl.store(out + tl.arange(0, M), tl.sum(value, 1))
+    tl.store(out + M + tl.arange(0, N), tl.sum(value, 0))
+
+
+@triton.jit
+def meet(count, seen, blocks, BLOCK: tl.constexpr):
+    """Each program waits until all have come, and copies what the next one wrote."""
+    me, at = tl.program_id(0), tl.arange(0, BLOCK)
+    tl.store(seen + me * BLOCK + at, me + at)
+    tl.debug_barrier()
+    tl.atomic_add(count, 1, sem="acq_rel")
+    while tl.atomic_add(count, 0, sem="acq_rel") < blocks:
+        pass
+    tl.debug_barrier()
+    tl.store(seen + (blocks + me) * BLOCK + at, tl.load(seen + (me + 1) % blocks * BLOCK + at, volatile=True))
+
+
 if __name__ == "__main__":
     a, b = torch.rand(1000, device="cuda"), torch.rand(1000).cuda()
     c = torch.empty_like(a)

@@ -6,7 +6,7 @@
 Each tutorial runs unmodified in a process of its own, by `simulated_triton` with findings kept. `tutorials.toml` says what runs of
 each: a program's own main part, or some cases of its tests, and what is too large. `--faults` takes each barrier of a block, one
 at a time, out of the PTX of each kernel of the tutorial at its first launch, and asks whether the machine finds a race, a deadlock
-or other findings. `--write` puts the figures into `results.json`.
+or other findings; of those that are not missed `barriers.py` says why. `--write` puts the figures into `results.json`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +45,24 @@ def run(name: str, entry: dict[str, Any], checkout: Path, device: str, faults: b
 
 def table(results: dict[str, Any]) -> str:
     """Returns the table of docs/triton.md."""
-    rows = ["| tutorial | device | asserts | seconds | launches | findings | barriers taken out: found |", "|---" * 7 + "|"]
+    rows = [
+        "| tutorial | device | asserts | seconds | launches | findings | barriers taken out: found; the others |",
+        "|---" * 7 + "|",
+    ]
     for name, devices in sorted(results.items()):
         for device, one in sorted(devices.items()):
-            if "run" not in one:
+            if "run" not in one:  # a package's (packages.py)
                 continue
             ran, faults = one["run"], one.get("faults", {}).get("faults", {})
             held = "hold" if "error" not in ran else "fail"
             found = ", ".join(f"{number} x {text}" for text, number in ran["findings"].items()) or "none"
             tried, seen = (sum(row[key] for row in faults.values()) for key in ("tried", "found"))
-            seeded = f"{seen} of {tried}" if tried else ""
+            why = Counter(reason for row in faults.values() for reason in row["missed"].values())
+            seeded = (
+                "; ".join((f"{seen} of {tried}", *(f"{number} {reason}" for reason, number in sorted(why.items()))))
+                if tried
+                else ""
+            )
             rows.append(f"| {name} | {device} | {held} | {ran['seconds']} | {ran['launches']} | {found} | {seeded} |")
     return "\n".join(rows) + "\n"
 

@@ -146,7 +146,7 @@ def fla() -> list[Case]:
 
 
 def unsloth() -> list[Case]:
-    """Kernels of `unsloth.kernels`; the package's other modules want bitsandbytes and transformers, and none of these needs them."""
+    """Kernels of `unsloth.kernels`, which need neither bitsandbytes nor transformers, as the package does."""
     import torch
     import torch.nn.functional as F
 

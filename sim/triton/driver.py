@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -108,7 +109,17 @@ class Driver(DriverBase):
 @lru_cache(maxsize=256)
 def loaded(path: str) -> Module:
     """Returns the module of a PTX file that Triton made."""
-    return Module.from_ptx(Path(path).read_text())
+    return Module.from_ptx(INLINE.sub(one_place, Path(path).read_text()))
+
+
+INLINE, PLACE = re.compile(r"// begin inline asm\n.*?// end inline asm", re.DOTALL), re.compile(r"^\s*\.loc\b.*", re.MULTILINE)
+"""Assembly in a kernel, as each load and store of Triton is, and the statement of a place in it."""
+
+
+def one_place(assembly: re.Match[str]) -> str:
+    """Returns assembly without the places behind its first: Triton 3.9 gives its second line the next line of Python, and so on."""
+    first = PLACE.search(assembly[0])
+    return assembly[0] if first is None else assembly[0][: first.end()] + PLACE.sub("", assembly[0][first.end() :])
 
 
 def ptx_file(metadata: Any) -> str:
