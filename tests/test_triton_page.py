@@ -53,8 +53,12 @@ def test_the_blocks_run_and_claim_the_truth(tmp_path: Path) -> None:
     assert words[0] == "python" and ran.stdout == "cuda:0 (8, 0)\n", ran.stderr
 
 
-def test_the_table_has_the_figures_on_record() -> None:
+@pytest.mark.parametrize("program", ["", "packages.py"])
+def test_a_table_has_the_figures_on_record(program: str) -> None:
     shown = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "triton_kernels"), "--table"], capture_output=True, text=True, timeout=600
+        [sys.executable, str(ROOT / "benchmarks" / "triton_kernels" / program), "--table"],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert shown.stdout.count("\n") > 5 and shown.stdout in (ROOT / PAGE).read_text(), shown.stdout + shown.stderr

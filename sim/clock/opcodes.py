@@ -288,28 +288,21 @@ def shift(i: Instruction, value: Array, amount: Array) -> Array:
     return np.right_shift(value, by) if is_unsigned(i) else np.right_shift(signed(value), by.view(np.int32))
 
 
-@opcode("SGXT", "BMSK")
-def field_of_bits(i: Instruction, o: Operands) -> OperandWork:
+@function("SGXT", "BMSK", takes="nn")
+def field_of_bits(i: Instruction, a: Array, count: Array) -> Array:
     """Extends a number of so many bits (SGXT), or makes so many ones from a bit on (BMSK); .W takes counts modulo 32."""
-    d, a, count = o.take(), o.number(), o.number()
 
-    def ones(width: Array) -> Array:
-        found: Array = np.left_shift(np.uint64(1), width) - np.uint64(1)
-        return found
+    def bits(number: Array) -> Array:
+        found = number.astype(np.uint64)
+        return found & np.uint64(31) if "W" in i.modifiers else np.minimum(found, np.uint64(32))
 
-    def compute(lanes: Lanes) -> Array:
-        value, width = (each(lanes).astype(np.uint64) for each in (a, count))
-        width = width & np.uint64(31) if "W" in i.modifiers else np.minimum(width, np.uint64(32))
-        if i.opcode == "BMSK":
-            first = value & np.uint64(31) if "W" in i.modifiers else np.minimum(value, np.uint64(32))
-            return np.left_shift(ones(width), first) & WORD
-        found = value & ones(width)
-        if is_unsigned(i):
-            return found
-        sign = np.right_shift(np.left_shift(np.uint64(1), width), np.uint64(1))
-        return np.where(found & sign, found | WORD ^ ones(width), found)
-
-    return work(o, [d], compute)
+    width = bits(count)
+    ones = np.left_shift(np.uint64(1), width) - np.uint64(1)
+    if i.opcode == "BMSK":
+        return np.left_shift(ones, bits(a)) & WORD
+    found: Array = a.astype(np.uint64) & ones
+    sign = ones ^ ones >> np.uint64(1)
+    return found if is_unsigned(i) else np.where(found & sign, found | WORD ^ ones, found)
 
 
 def looked_up(table: int, a: Array, b: Array, c: Array) -> Array:

@@ -348,7 +348,8 @@ def may_wait_for_other_blocks(instruction: PtxInstruction) -> bool:
 
 # -- all functions of a module ---------------------------------------------------------------------------------------------
 
-__all__ = ["access", "approximations", "async_stores", "control", "elementwise", "matrices", "transfers"]  # they fill the table of opcodes
+# They fill the table of opcodes.
+__all__ = ["access", "approximations", "async_stores", "control", "elementwise", "matrices", "transfers"]
 
 FUNCTION_WINDOW = 3 << 56
 """Addresses of functions, 16 apart in the order of the module."""
