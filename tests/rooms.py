@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     # sim/ptx/
     "machine": (
-        *("cupy_kernels", "numba"),
+        *("cupy_kernels", "cute", "numba"),
         *("ptx_*", "profile*", "timeline*", "rawkernel", "triton*", "mutants_pipeline", "clock*", "program*", "standard_headers"),
     ),
     # sim/theory/, sim/two_level/machine.py and what a schedule says

@@ -155,5 +155,13 @@ def cuda_on_cpu(device: Device, addresses: Addresses) -> Iterator[None]:
         for name, value in replacements(device).items():
             stack.callback(setattr, torch.cuda, name, getattr(torch.cuda, name))
             setattr(torch.cuda, name, value)
-        stack.enter_context(CudaOnCpu(addresses))
+        mode, run = CudaOnCpu(addresses), torch.autograd._engine_run_backward
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            with mode:  # PyTorch has it off while it computes gradients
+                return run(*args, **kwargs)
+
+        stack.callback(setattr, torch.autograd, "_engine_run_backward", run)
+        torch.autograd._engine_run_backward = run_backward
+        stack.enter_context(mode)
         yield
