@@ -6,8 +6,8 @@
         out = flash_attn_func(q, k, v)  # flash_attn.cute: tensors of PyTorch on the CPU
     launches[-1].findings
 
-CuTe DSL compiles as always, for the architecture of the simulated device; needs `pip install 'cupyflash[cute]'` and PyTorch (its CPU
-build will do). This module itself imports neither.
+CuTe DSL compiles as always, for the architecture of the simulated device; needs `pip install 'cupyflash[cute]'` and PyTorch (its
+CPU build will do). This module itself imports neither.
 """
 
 from __future__ import annotations

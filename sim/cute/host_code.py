@@ -66,7 +66,7 @@ TENSOR_AT = 24
 
 
 KERNELS: list[tuple[Module, str]] = []
-"""The kernels that host code has asked for: a handle is a place here, from 1. Host code keeps it for as long as the process lives."""
+"""The kernels that host code has asked for: a handle is a place here, from 1, and host code keeps it."""
 
 
 class CuteDevice:

@@ -1,8 +1,8 @@
 """Tensor maps as CuTe DSL's host code makes them: 64 bytes in the chip's own format, without the driver.
 
-The fields were found by comparing maps of known tensors: word 0 and 1 the address; 2 rank, type, swizzle; 3 to 7 strides in units of
-16 bytes, their high bits in word 7; 8 to 12 sizes less one; 13 element strides and the innermost length of the box less one;
-14 its other lengths less one.
+The fields were found by comparing maps of known tensors: words 0 and 1 are the address, 2 rank, type and swizzle, 3 to 7 strides in
+units of 16 bytes with their high bits in word 7, 8 to 12 sizes less one; 13 has the element strides and the innermost length of the
+box less one, 14 its other lengths less one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def translated(data: bytes) -> tuple[bytes, int]:
     words = struct.unpack_from("<16I", data)
     flags, steps = words[2], words[13] & 0xFFFFFF
     if flags & ~FIELDS or flags & ALWAYS != ALWAYS or steps or words[15]:
-        raise NotImplementedError(f"a tensor map of CuTe DSL has fields that are not simulated: {flags:#x}, {steps:#x}, {words[15]:#x}")
+        found = f"{flags:#x}, {steps:#x}, {words[15]:#x}"
+        raise NotImplementedError(f"a tensor map of CuTe DSL has fields that are not simulated: {found}")
     rank, kind, swizzle = (flags >> 4 & 7) + 1, flags >> 7 & 15, flags >> 13 & 3
     address = words[0] | words[1] << 32
     box = words[13] >> 24, *(words[14] >> 8 * k & 255 for k in range(4))
