@@ -13,6 +13,7 @@ from cupyflash.sim import ptx
 from cupyflash.sim.ptx import KernelFault, Launch
 
 cp = pytest.importorskip("cupy")
+cupyx = pytest.importorskip("cupyx")
 jit = pytest.importorskip("cupyx.jit")
 pytestmark = pytest.mark.filterwarnings("ignore:cupyx.jit.rawkernel is experimental")
 
@@ -114,6 +115,37 @@ def test_kernels_written_in_python(launches: list[Launch]) -> None:
     assert (y == x[:, 1] + 1).all()
     with pytest.raises(KernelFault, match=r"add\.cu:\d+: out of bounds: .* of 'x'"):
         add((1,), (128,), (x[:50], y, 100))
+
+
+def test_functions_in_kernels_written_in_python(launches: list[Launch]) -> None:
+    """CuPy's and NumPy's functions, `min` and `max`, and a shuffle without a width, for which CuPy asks the device."""
+
+    @jit.rawkernel()
+    def curve(x, y):  # type: ignore[no-untyped-def]
+        i = jit.grid(1)
+        v = cp.sqrt(cp.abs(x[i])) + np.exp(-x[i]) + max(x[i], 0.5) * min(x[i], 2.0)
+        y[i] = v + jit.shfl_xor_sync(0xFFFFFFFF, v, 16)
+
+    x, y = cp.linspace(-3, 3, 32), cp.empty(32)
+    curve((1,), (32,), (x, y))
+    v = np.sqrt(abs(x)) + np.exp(-x) + np.maximum(x, 0.5) * np.minimum(x, 2)
+    assert np.allclose(y, v + np.roll(v, 16))
+
+
+def test_programs_around_kernels(launches: list[Launch]) -> None:
+    """Factories that remember, `cupy.vectorize`, times of events, pools, additions at repeated indices."""
+
+    @cp.memoize(for_each_device=True)  # type: ignore[untyped-decorator]
+    def made(function: str) -> Any:
+        return cp.ElementwiseKernel("T x", "T y", f"y = {function}(x)", f"k_{function}")
+
+    larger = cp.vectorize(lambda x, y: x * 2 if x > y else y)
+    assert np.allclose(made("sin")(cp.ones(3)), np.sin(1)) and made("sin") is made("sin")
+    assert (larger(cp.arange(4.0), 2.0) == [2, 2, 2, 6]).all() and len(launches) == 2
+    assert cp.cuda.get_elapsed_time(cp.cuda.Event(), cp.cuda.Event()) == cp.get_default_memory_pool().used_bytes() == 0
+    sums = cp.zeros(3)
+    cupyx.scatter_add(sums, cp.asarray([0, 1, 1]), 1.0)
+    assert (sums == [1, 2, 0]).all()
 
 
 def test_findings_have_the_line_of_the_operation(launches: list[Launch]) -> None:

@@ -1,4 +1,4 @@
-"""CuTe DSL's kernels by their own calls (docs/profile.md), on the PTX machine. All but the first tests need CuTe DSL and PyTorch."""
+"""CuTe DSL's kernels by their own calls (docs/profile.md), on the PTX machine. The last test needs CuTe DSL and PyTorch."""
 
 from __future__ import annotations
 

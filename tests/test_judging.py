@@ -16,6 +16,7 @@ from cupyflash.sim import ptx
 from cupyflash.sim.cli import main
 from cupyflash.sim.judging import Draw, Judgement, check
 from cupyflash.sim.judging.declared import Declaration, declaration
+from cupyflash.sim.judging.tensors import compiler_has_shared_memory, minds_nan
 from cupyflash.sim.ptx import RawKernel, fresh
 
 cp = pytest.importorskip("cupy")
@@ -343,3 +344,55 @@ def test_functions_that_use_pytorch_get_tensors() -> None:
 
     found = check(function, lambda x: torch.add(x, x), only=0)
     assert [fault.evidence["got"] for fault in found.faults] == ["nan"]
+
+
+SHIFT = """extern "C" __global__ void shift(const signed char* x, signed char* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i] + 1;
+}"""
+
+
+def test_bytes_that_have_the_pattern_by_chance_are_written() -> None:
+    """A kernel that reads what another one wrote to fresh memory is right, whatever bytes those are; what none wrote is found."""
+
+    def twice_shifted(some: int) -> Callable[..., Any]:
+        def function(x: "int8[n]") -> Any:
+            between, y = cp.empty_like(x), cp.empty_like(x)
+            for source, to, count in ((x, between, x.size - some), (between, y, x.size)):
+                kernel("shift", SHIFT)((max(1, -(-x.size // 64)),), (64,), (source, to, np.int32(count)))
+            return y
+
+        return function
+
+    def shifted(x: Any) -> Any:
+        return x + np.int8(2)
+
+    assert not check(twice_shifted(0), shifted, only=0).faults
+    assert "uninitialised" in kinds(check(twice_shifted(3), shifted, only=0))
+
+
+def test_nan_is_an_input_where_the_reference_says_what_becomes_of_it() -> None:
+    def guarded(x: Any) -> Any:
+        return np.where(np.isnan(x), 0, x)
+
+    def calls(x: Any) -> Any:
+        return helper(x)
+
+    assert minds_nan(guarded) and minds_nan(np.nansum) and minds_nan(lambda x: np.fmax(x, 0)) and minds_nan(calls)
+    assert not minds_nan(lambda x: np.where(x < 0, np.nan, x)) and not minds_nan(reference)
+
+
+def helper(x: Any) -> Any:
+    return np.nan_to_num(x)
+
+
+@pytest.mark.parametrize("kinds, told", [(["triton.runtime.jit"], True), (["numba.cuda.dispatcher"], False), ([], False)])
+def test_shared_memory_is_the_compilers_in_triton_alone(kinds: list[str], told: bool) -> None:
+    def function() -> Any:
+        return kernels
+
+    kernels = [type("Kernel", (), {"__module__": kind})() for kind in kinds]
+    space = {f"kernel{k}": one for k, one in enumerate(kernels)}
+    assert compiler_has_shared_memory(type(function)(function.__code__, space, closure=function.__closure__)) is told
+    gluon = {**space, "other": type("Kernel", (), {"__module__": "triton.experimental.gluon._runtime"})()}
+    assert not compiler_has_shared_memory(type(function)(function.__code__, gluon, closure=function.__closure__))

@@ -1,6 +1,6 @@
 """Judges right kernels and ones with seeded faults by `cupyflash check`'s judge:  python benchmarks/judged [NAME ...] [--write]
 
-40 problems, each with a right function and one that has a fault which tolerances miss. --write keeps the results in
+64 problems, each with a right function and one that has a fault which tolerances miss. --write keeps the results in
 results.json beside this file. --seed draws other inputs. The exit status is 1 if a right one is refused or a fault not named.
 """
 
@@ -27,7 +27,7 @@ from pairs import JudgedPair  # noqa: E402
 
 from cupyflash.sim.judging import check  # noqa: E402
 
-SUBJECTS = ("elementwise", "reductions", "rows", "products", "moves")
+SUBJECTS = ("elementwise", "reductions", "rows", "products", "moves", "corners")
 
 
 def pairs() -> list[JudgedPair]:

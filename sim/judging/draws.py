@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import declared
-from .values import drawn
+from .values import drawn, is_half
 
 ELEMENTS = 2400
 """Elements of an ordinary array."""
@@ -53,6 +53,8 @@ class DrawSpace:
     names: list[str] = field(default_factory=list)
     rank: int = 1
     kinds: set[str] = field(default_factory=set)
+    nan: bool = False
+    """True if NaN is an input: the reference names it."""
     types: int = 1
     arrays: int = 0
     roles: dict[str, str] = field(default_factory=dict)
@@ -146,7 +148,7 @@ class Draw:
         kind = self._type((dtype,) if isinstance(dtype, str) else dtype)
         self.space.arrays += 1
         self.space.rank = max(self.space.rank, len(wanted))
-        self.space.kinds.add("f" if kind.kind in "fcV" else kind.kind)
+        self.space.kinds |= {"f" if kind.kind in "fcV" else kind.kind, "half" if is_half(kind) else ""}
         if self.plan.layout == "same" and role == "in":
             key = wanted, kind, low, high
             if key not in self._same:
@@ -228,10 +230,13 @@ def plans(space: DrawSpace, inputs: int) -> list[DrawPlan]:
     out = [DrawPlan(orders=(1, 2)), DrawPlan("one"), DrawPlan("small"), DrawPlan("even", orders=(3,)), DrawPlan("square")]
     out += [DrawPlan(f"long {name}", values) for name in names[:4] for values in ("positive", "rising")]
     kinds = ["negative", "positive", "zeros", "constant", "wide", "large", "tiny"]
-    kinds += ["offset", "minus infinity", "infinite", "subnormal"] if floats else []
+    kinds += ["offset", "minus infinity", "infinite", "subnormal", "signed zeros", "halves"] if floats else []
+    kinds += ["NaN"] if space.nan else []
     out += [DrawPlan("odd", values) for values in kinds]
-    out += [DrawPlan("small", "large"), DrawPlan("odd", "normal", "same")] if inputs > 1 else [DrawPlan("small", "large")]
-    out += [DrawPlan(f"huge {name}") for name in names[: 1 if space.rank == 1 else 0]]
+    out += [DrawPlan("small", "large"), DrawPlan("small", "steep")] if floats else [DrawPlan("small", "large")]
+    out += [DrawPlan("odd", "normal", "same")] if inputs > 1 else []
+    out += [DrawPlan(f"long {name}", "high") for name in names[:4] if "half" in space.kinds]
+    out += [DrawPlan(f"huge {name}", "normal" if floats else "wide") for name in names[: 1 if space.rank == 1 else 0]]
     layouts = ["shifted", "strided", "transposed", "broadcast"] if space.arrays else []
     out += [DrawPlan("odd", "normal", layout, demanded=False) for layout in layouts]
     out += [DrawPlan("odd", values, demanded=False) for values in (["far", "extreme"] if floats else []) + ["ties"]]

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.sim.ptx.fresh import unwritten_elements
+from cupyflash.sim.ptx.fresh import never_written
 from cupyflash.sim.ptx.state.findings import ERROR, WARNING, shorten
 
 from .draws import Draw, DrawPlan, make, plans
 from .problem import JudgedProblem, title
 from .reference import Expected, Results, WrongElements, compared, flat, number, scale_of
 from .running import FunctionRun, run, simulated
+from .tensors import compiler_has_shared_memory
 from .verdict import Fault, Judgement, Tried
 
 SECONDS = 45.0
@@ -80,6 +81,7 @@ class Judge:
         self.faults: list[Fault] = []
         self.conditions: list[Fault] = []
         self.tried: list[Tried] = []
+        self._compilers = compiler_has_shared_memory(problem.function)
         self._known: set[Any] = set()
         self._scales: dict[str, float] = {}
         self._shrink = 1.0
@@ -128,8 +130,9 @@ class Judge:
         for launch in made.launches:
             for one in (*launch.findings, *launch.notes):
                 if one.severity in (ERROR, WARNING):
+                    beyond = self._compilers and one.kind == "race" and "of shared memory" in one.message
                     evidence = {"kernel": one.kernel, "line": list(one.places[0]), "severity": one.severity, "order": order}
-                    self._tell(k, one.kind, shorten(one), evidence, one.severity == WARNING, (one.kernel, one.places[0]))
+                    self._tell(k, one.kind, shorten(one), evidence, one.severity == WARNING or beyond, (one.kernel, one.places[0]))
         return made
 
     def _try(self, k: int, plan: DrawPlan, arguments: Mapping[str, Any]) -> None:
@@ -227,8 +230,8 @@ class Judge:
         return self._scales.get(name, 0.0)
 
     def _differs(self, k: int, kind: str, name: str, value: np.ndarray, found: WrongElements) -> None:
-        never = unwritten_elements(value) if value.size else np.zeros(value.shape, bool)
-        if never.any() and (value.dtype.kind != "b"):
+        never = never_written(value)
+        if never.any():
             places = np.argwhere(never)
             box = [[int(low), int(high)] for low, high in zip(places.min(0), places.max(0), strict=True)]
             text = f"{int(never.sum()):,} of {never.size:,} elements of {name} were never written"

@@ -12,6 +12,7 @@ import numpy as np
 from .declared import GRAMMAR, Declaration, declaration
 from .draws import Draw, DrawPlan, DrawSpace, make
 from .reference import Reference, Results
+from .tensors import minds_nan
 
 Function = Callable[..., Any]
 
@@ -47,7 +48,8 @@ class JudgedProblem:
             space.roles |= {name: draw.roles[id(one)] for name, one in given.items() if id(one) in draw.roles}
             return given
 
-        space = DrawSpace(roles={name: one.role for name, one in declared.items() if one.role != "in"})
+        roles = {name: one.role for name, one in declared.items() if one.role != "in"}
+        space = DrawSpace(roles=roles, nan=minds_nan(reference))
         first = make(made, DrawPlan("small"), space, (0,))
         outs = tuple(name for name, role in space.roles.items() if role == "out")
         inouts = tuple(name for name, role in space.roles.items() if role == "inout")

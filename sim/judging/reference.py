@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .tensors import array, takes_tensors, tensors
-from .values import limits
+from .values import is_half, limits
 
 STEP = 2.0**-22
 """The relative change of inputs that measures the condition."""
@@ -63,10 +63,6 @@ def copied(value: Any) -> Any:
     return made
 
 
-def is_half(kind: np.dtype[Any]) -> bool:
-    return kind.itemsize <= 2 and kind.kind in "fV"
-
-
 def is_float(kind: np.dtype[Any]) -> bool:
     """True for floating-point and complex types, those of ml_dtypes too."""
     return kind.kind in "fc" or "float" in kind.name
@@ -93,7 +89,7 @@ def changed(value: Any, rng: Any) -> Any:
 def flushed(value: Any) -> Any:
     """Returns a float64 argument with numbers that are subnormal in float32 replaced by zero, as CuPy's options do (-ftz=true)."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-        return np.where(np.abs(value) < 2.0**-126, 0.0, value)
+        return np.where(np.abs(value) < 2.0**-126, np.copysign(0.0, value), value)
     return copied(value)
 
 

@@ -33,23 +33,59 @@ def package(value: Any) -> set[str]:
     return {(value.__name__ if isinstance(value, ModuleType) else str(type(value).__module__)).partition(".")[0]}
 
 
-def takes_tensors(function: Callable[..., Any], seen: frozenset[int] = frozenset()) -> bool:
-    """True if a function gets PyTorch's tensors in place of arrays: its annotations, its code, or that of functions of its module
-    that it calls, name them."""
-    if "Tensor" in str(getattr(function, "__annotations__", "")):
-        return True
+def compiler_has_shared_memory(function: Callable[..., Any]) -> bool:
+    """True if a function's kernels are Triton's, whose compiler alone decides what is in shared memory (in Gluon people do)."""
+    kinds = {str(type(value).__module__) for value in visible(function).values()}
+    return any(kind.startswith("triton.runtime") for kind in kinds) and not any("gluon" in kind for kind in kinds)
+
+
+def own_names(function: Callable[..., Any]) -> set[str]:
+    """Returns the names in a function's code, and in that of functions inside it."""
     codes = [function.__code__] if hasattr(function, "__code__") else []
     names: set[str] = set()
     while codes:
         code = codes.pop()
         names |= {*code.co_names, *code.co_freevars}
         codes += [one for one in code.co_consts if isinstance(one, CodeType)]
-    known, module = visible(function), getattr(function, "__globals__", {})
-    used = [known[name] for name in names if name in known]
-    if any(isinstance(value, ModuleType) and package(value) == {"torch"} for value in used):
+    return names
+
+
+def used(function: Callable[..., Any]) -> list[Any]:
+    """Returns the values that a function's code names."""
+    known = visible(function)
+    return [known[name] for name in own_names(function) if name in known]
+
+
+def called(function: Callable[..., Any], seen: frozenset[int]) -> list[Callable[..., Any]]:
+    """Returns the functions of a function's module that its code names, but for those already seen."""
+    module = getattr(function, "__globals__", {})
+    return [
+        value
+        for value in used(function)
+        if isinstance(value, FunctionType) and value.__globals__ is module and id(value) not in seen
+    ]
+
+
+def takes_tensors(function: Callable[..., Any], seen: frozenset[int] = frozenset()) -> bool:
+    """True if a function gets PyTorch's tensors in place of arrays: its annotations, its code, or that of functions of its module
+    that it calls, name them."""
+    if "Tensor" in str(getattr(function, "__annotations__", "")):
         return True
-    ours = [value for value in used if isinstance(value, FunctionType) and value.__globals__ is module and id(value) not in seen]
-    return any(takes_tensors(value, seen | {id(value)}) for value in ours)
+    if any(isinstance(value, ModuleType) and package(value) == {"torch"} for value in used(function)):
+        return True
+    return any(takes_tensors(value, seen | {id(value)}) for value in called(function, seen))
+
+
+MIND_NAN = {"isnan", "isfinite", "fmax", "fmin"}
+
+
+def minds_nan(function: Callable[..., Any], seen: frozenset[int] = frozenset()) -> bool:
+    """True if a reference says what becomes of NaN: it, or a function of its module that it calls, is or names one of NumPy's
+    functions that do (`isnan`, `nansum`, `nan_to_num`, `fmax`, ...)."""
+    names = {*own_names(function), getattr(function, "__name__", "")}
+    if names & MIND_NAN or any(name.startswith("nan") and name != "nan" for name in names):
+        return True
+    return any(minds_nan(value, seen | {id(value)}) for value in called(function, seen))
 
 
 def tensor(value: Any) -> Any:

@@ -15,11 +15,18 @@ FLOATS: dict[str, Callable[[Any, tuple[int, ...]], Any]] = {
     "large": lambda rng, shape: rng.standard_normal(shape) * 60,  # beyond the largest argument of a float32's exp
     "tiny": lambda rng, shape: rng.standard_normal(shape) * 2.0**-11,
     "rising": lambda rng, shape: np.linspace(-2, 2, int(np.prod(shape))).reshape(shape),
+    "steep": lambda rng, shape: np.linspace(-300, 300, int(np.prod(shape))).reshape(shape),
     "offset": lambda rng, shape: rng.standard_normal(shape) + 12,
     "far": lambda rng, shape: rng.standard_normal(shape) + 1000,
     "extreme": lambda rng, shape: rng.choice((-1.0, 1.0), shape) * 2 ** rng.uniform(-70, 70, shape),
     "constant": lambda rng, shape: np.full(shape, rng.uniform(0.5, 1)),
     "zeros": lambda rng, shape: np.zeros(shape),
+    "signed zeros": lambda rng, shape: np.where(
+        rng.random(shape) < 0.8, rng.standard_normal(shape), rng.choice((0.0, -0.0), shape)
+    ),
+    "halves": lambda rng, shape: (rng.permutation(int(np.prod(shape))) - int(np.prod(shape)) // 2).reshape(shape) / 2,
+    "high": lambda rng, shape: rng.uniform(30, 90, shape),  # the sum of a long row is beyond float16's largest number
+    "NaN": lambda rng, shape: np.where(rng.random(shape) < 0.97, rng.standard_normal(shape), np.nan),
     "ties": lambda rng, shape: rng.integers(-2, 3, shape).astype(float),
     "subnormal": lambda rng, shape: rng.standard_normal(shape) * 2.0**-128,
 }
@@ -30,8 +37,8 @@ def drawn(kind: str, shape: tuple[int, ...], dtype: np.dtype[Any], rng: Any, low
     """Returns an array of that kind of values, all from `low` to `high` if these are given."""
     if dtype.kind == "c":
         part = np.dtype(f"f{dtype.itemsize // 2}")
-        real, imaginary = (drawn(kind, shape, part, rng, low, high) for _ in range(2))
-        return np.asarray(real + 1j * imaginary).astype(dtype)
+        parts = np.stack([drawn(kind, shape, part, rng, low, high) for _ in range(2)], axis=-1)
+        return np.asarray(parts.view(dtype)[..., 0])
     if dtype.kind in "biu":
         return _integers(kind, shape, dtype, rng, low, high)
     if low is not None and high is not None:
@@ -47,6 +54,10 @@ def drawn(kind: str, shape: tuple[int, ...], dtype: np.dtype[Any], rng: Any, low
         made = made * 2.0**128 * float(limits(dtype).smallest_normal) / 4
     largest = float(limits(dtype).max)
     return np.asarray(np.clip(made, -largest, largest), dtype)
+
+
+def is_half(kind: np.dtype[Any]) -> bool:
+    return kind.itemsize <= 2 and kind.kind in "fV"
 
 
 def limits(kind: np.dtype[Any]) -> Any:

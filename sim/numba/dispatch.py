@@ -18,7 +18,7 @@ from numba.cuda.dispatcher import CUDADispatcher, normalize_kernel_dimensions
 from numba.cuda.typing.typeof import Purpose, typeof
 
 from cupyflash.sim.ptx.device_names import IdleQueue
-from cupyflash.sim.ptx.fresh import empty, unwritten
+from cupyflash.sim.ptx.fresh import empty
 from cupyflash.sim.ptx.module import Module
 from cupyflash.sim.ptx.rawkernel import issue, settings
 
@@ -141,9 +141,7 @@ def configured(dispatcher: Any, griddim: Any, blockdim: Any, stream: Any = 0, sh
         module, name = compiled(dispatcher, kinds, capability())
         names = list(inspect.signature(dispatcher.py_func).parameters)
         given = {part: one for each, kind, arg in zip(names, kinds, args, strict=True) for part, one in flattened(each, kind, arg)}
-        masks = {each: unwritten(one) for each, one in given.items() if isinstance(one, np.ndarray)}
-        known = {each: mask for each, mask in masks.items() if mask is not None}
-        issue(module, name, grid, block, given, known, shared_mem=int(sharedmem))
+        issue(module, name, grid, block, given, shared_mem=int(sharedmem))
 
     return launch
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from .fresh import empty, unwritten
+from .fresh import empty
 from .rawkernel import DeviceArray, SourceText, issue, place_of
 from .text.syntax import Array, parameters
 
@@ -47,7 +48,6 @@ class KernelArguments:
     def __init__(self) -> None:
         self.infos: list[Any] = []
         self.given: dict[str, Any] = {}
-        self.masks: dict[str, Array] = {}
 
     def add(self, parameter: Any, value: Any) -> None:
         """Adds an argument: an array, a NumPy scalar, or a shape for an indexer."""
@@ -57,9 +57,6 @@ class KernelArguments:
             info = NDARRAY, core.ndarray, value.dtype, value.ndim, value.flags.c_contiguous, value.view(DeviceArray)._index_32_bits
             name = parameter.name if parameter.raw else f"_raw_{parameter.name}"
             self.given[name] = carray(parameter.name, value)
-            mask = unwritten(value)
-            if mask is not None:
-                self.masks[f"{name}.{parameter.name}"] = mask
         elif isinstance(value, tuple):
             info = INDEXER, object, None, len(value), True, math.prod(value) <= 1 << 31
             self.given[parameter.name] = cindexer(value)
@@ -72,7 +69,7 @@ class KernelArguments:
         """Launches a kernel of that CUDA C on so many threads, as CuPy's `linear_launch` does."""
         source = SourceText(headers() + code, None, options, "nvrtc", False, False, (), (f"{name}.cu", 1))
         grid = min(MOST_BLOCKS, -(-threads // block))
-        issue(source.load().module, name, (grid,), (min(block, threads),), self.given, self.masks)
+        issue(source.load().module, name, (grid,), (min(block, threads),), self.given)
 
 
 def of_arrays(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -132,25 +129,33 @@ def flattened(values: list[Any], parameters: Sequence[Any], shape: tuple[int, ..
     return [value.reshape(-1) if k in chosen else value for k, value in enumerate(values)], (math.prod(shape),)
 
 
-class ElementwiseKernel:
-    """`cupy.ElementwiseKernel` on the PTX machine: the parameters are CuPy's, `size` and `block_size` of a call too.
+class WrittenKernel:
+    """A kernel that CuPy writes around expressions: made as CuPy makes it, or of one that CuPy has made (`real`).
 
-    Raises what CuPy raises for wrong parameters, TypeError for arguments that are neither arrays nor numbers.
+    Its attributes are CuPy's. Raises what CuPy raises for wrong parameters.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        from cupy._core._kernel import ElementwiseKernel as Real
+    module: str
+    """CuPy's module of its class of this name."""
 
-        self._of(Real(*args, **kwargs))
-
-    def _of(self, real: Any) -> ElementwiseKernel:
-        self._real = real
-        self.__name__ = real.name
-        self._place = place_of(real.operation, real.name)
-        return self
+    def __init__(self, *args: Any, real: Any = None, **kwargs: Any):
+        made = getattr(import_module(self.module), type(self).__name__)
+        self._real = made(*args, **kwargs) if real is None else real
+        self.__name__ = self._real.name
+        self._place = place_of(getattr(self._real, "operation", ""), self.__name__)
+        """The file and line of the expression that each thread computes, if there is only one."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_real"], name)
+
+
+class ElementwiseKernel(WrittenKernel):
+    """`cupy.ElementwiseKernel` on the PTX machine: the parameters are CuPy's, `size` and `block_size` of a call too.
+
+    Raises TypeError for arguments that are neither arrays nor numbers.
+    """
+
+    module = "cupy._core._kernel"
 
     def __call__(self, *args: Any, size: int | None = None, stream: Any = None, block_size: int = 128) -> Any:
         from cupy._core import _kernel
@@ -186,24 +191,13 @@ class ElementwiseKernel:
         return result
 
 
-class ReductionKernel:
+class ReductionKernel(WrittenKernel):
     """`cupy.ReductionKernel` on the PTX machine: the parameters are CuPy's, `out`, `axis` and `keepdims` of a call too.
 
-    Raises what CuPy raises for wrong parameters, TypeError for arguments that are neither arrays nor numbers.
+    Raises TypeError for arguments that are neither arrays nor numbers.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        from cupy._core._reduction import ReductionKernel as Real
-
-        self._of(Real(*args, **kwargs))
-
-    def _of(self, real: Any) -> ReductionKernel:
-        self._real = real
-        self.__name__ = real.name
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_real"], name)
+    module = "cupy._core._reduction"
 
     def __call__(self, *args: Any, out: Any = None, axis: Any = None, keepdims: bool = False, stream: Any = None) -> Any:
         from cupy._core import _reduction
@@ -289,16 +283,34 @@ class CompiledModule:
             loaded = self._source.load()
             code = loaded.module.code(name)
             names = [each for _, each in parameters(self._source.code or "", name, len(code.params))]
-            given: dict[str, Any] = {}
-            masks: dict[str, Array] = {}
-            for each, value in zip(names, args, strict=True):
-                given[each] = carray(each, value) if isinstance(value, np.ndarray) else value
-                mask = unwritten(value) if isinstance(value, np.ndarray) else None
-                if mask is not None:
-                    masks[f"{each}.{each}"] = mask
-            issue(loaded.module, name, grid, block, given, masks, shared_mem=shared_mem)
+            arrays = {each: carray(each, value) for each, value in zip(names, args, strict=True) if isinstance(value, np.ndarray)}
+            issue(loaded.module, name, grid, block, dict(zip(names, args, strict=True)) | arrays, shared_mem=shared_mem)
 
         return launch
+
+
+def functions_of_jit(cupy: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Yields the names of `cupyx.jit` to replace, so that NumPy's functions, which programs find in CuPy's place, are CuPy's in its
+    kernels: (module, name, value)."""
+    from cupyx.jit import _builtin_funcs, _compile, _internal_types
+
+    pairs = ((getattr(np, name, None), value) for name, value in vars(cupy).items() if isinstance(value, cupy.ufunc))
+    theirs = {ours: value for ours, value in pairs if isinstance(ours, np.ufunc)}
+    call = _compile._call_ufunc
+
+    class Function(_internal_types.BuiltinFunc):  # type: ignore[misc]
+        def __init__(self, function: Any):
+            self.function = function
+
+        def call(self, env: Any, *args: Any, dtype: Any = None) -> Any:
+            return call(self.function, args, dtype and dtype.obj, env)
+
+    known = _builtin_funcs.builtin_functions_dict | {ours: Function(value) for ours, value in theirs.items()}
+    yield _builtin_funcs, "builtin_functions_dict", known
+    for name, value in {"_get_warpsize": 32, "_full_mask": 0xFFFFFFFF}.items():
+        yield cupy._core, name, lambda value=value: value
+    # `min` and `max` in a kernel are functions of CuPy's.
+    yield _compile, "_call_ufunc", lambda function, *given: call(theirs.get(function, function), *given)
 
 
 def compile_with_cache(source: str, options: tuple[str, ...] = (), backend: str = "nvrtc", jitify: bool = False, **_: Any) -> Any:
@@ -310,9 +322,6 @@ def compile_with_cache(source: str, options: tuple[str, ...] = (), backend: str 
 
 def remade(value: Any) -> ElementwiseKernel | ReductionKernel | None:
     """Returns a kernel that the real CuPy made before as one of ours; None for anything else."""
-    ours: Mapping[str, Any] = {"ElementwiseKernel": ElementwiseKernel, "ReductionKernel": ReductionKernel}
     kind = type(value)
-    if kind.__name__ not in ours or not str(kind.__module__).startswith("cupy._core"):
-        return None
-    made: ElementwiseKernel | ReductionKernel = ours[kind.__name__].__new__(ours[kind.__name__])._of(value)
-    return made
+    ours = next((one for one in (ElementwiseKernel, ReductionKernel) if one.__name__ == kind.__name__), None)
+    return ours(real=value) if ours and str(kind.__module__).startswith("cupy._core") else None

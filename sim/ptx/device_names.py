@@ -92,6 +92,16 @@ class IdleQueue:
         return (settings().arch or "").removeprefix("compute_")
 
 
+class IdlePool:
+    """A pool of memory, which is NumPy's: it holds nothing."""
+
+    def _nothing(self, *_: Any, **__: Any) -> int:
+        return 0
+
+    used_bytes = free_bytes = total_bytes = n_free_blocks = get_limit = _nothing
+    free_all_blocks = free_all_free = set_limit = _nothing
+
+
 class IdleStream(IdleQueue):
     null: IdleQueue
 
@@ -109,6 +119,9 @@ def replacements(cupy: ModuleType) -> Iterator[tuple[Any, str, Any]]:
         "ndarray": DeviceArray,
         "asnumpy": asnumpy,
         "is_available": lambda: True,
+        "memoize": lambda *_, **__: functools.cache,
+        "get_default_memory_pool": IdlePool,
+        "get_default_pinned_memory_pool": IdlePool,
         "get_array_module": lambda *args: cupy if any(isinstance(arg, DeviceArray) for arg in args) else np,
         "empty": wrapped(fresh.empty),
         "empty_like": wrapped(fresh.empty_like),
@@ -130,11 +143,16 @@ def replacements(cupy: ModuleType) -> Iterator[tuple[Any, str, Any]]:
             and not isinstance(numpys, type)
         ):
             yield cupy, name, numpys if isinstance(numpys, np.ufunc) else wrapped(numpys)
+    for kernel in (ElementwiseKernel, ReductionKernel):  # by which `cupy.vectorize` calls them
+        yield cupy._core, kernel.__name__, kernel
+    yield cupy.cuda.device, "get_compute_capability", lambda: IdleQueue().compute_capability
+    yield cupy.cuda, "get_elapsed_time", lambda *_: 0.0
     for name, value in {"Stream": IdleStream, "Event": IdleQueue, "Device": IdleQueue}.items():
         yield cupy.cuda, name, value
     # `cupyx.jit` keeps what it compiled by the device's number: none that a GPU has.
     yield cupy.cuda, "get_device_id", lambda: -1
     yield cupy._core.core, "compile_with_cache", compile_with_cache
+    yield from cupy_kernels.functions_of_jit(cupy)
     yield cupy.cuda, "is_available", lambda: True
     yield cupy.cuda, "get_current_stream", lambda *_: IdleStream.null
     runtime = {"deviceSynchronize": None, "streamSynchronize": None, "getDevice": 0, "getDeviceCount": 1, "setDevice": None}

@@ -14,8 +14,8 @@ import numpy as np
 from .text.syntax import Array
 
 _PAYLOADS = {2: 0x7E5A, 4: 0x7FC5A5A5, 8: 0x7FF85A5AA5A55A5A}
-_fresh: dict[int, tuple[int, int, weakref.ref[Array]]] = {}
-"""First and last address of each fresh allocation that still lives, by the identity of its array."""
+_fresh: dict[int, tuple[int, int, weakref.ref[Array], Array]] = {}
+"""The fresh allocations that still live, by the identity of the array: first and last address, and which bytes no launch wrote."""
 
 
 def pattern(dtype: Any) -> Array:
@@ -40,7 +40,7 @@ def filled(array: Array) -> Array:
         elements[...] = pattern(plain.dtype).view(elements.dtype)[0]
         start, stop = np.lib.array_utils.byte_bounds(plain)
         key = id(array)
-        _fresh[key] = start, stop, weakref.ref(array, lambda _: _fresh.pop(key, None))
+        _fresh[key] = start, stop, weakref.ref(array, lambda _: _fresh.pop(key, None)), np.ones(stop - start, bool)
     return array
 
 
@@ -62,13 +62,39 @@ def unwritten_elements(array: Array) -> Array:
     return found
 
 
-def unwritten(array: Array) -> Array | None:
-    """Returns a mask of the unwritten bytes of an array in fresh memory, None if there are none; an element's bytes are the last
-    axis."""
+def untouched(array: Array) -> Array | None:
+    """Returns which bytes no launch wrote, as a view into the allocation's; None if the memory is not fresh."""
     if not _fresh or not array.size or array.dtype.hasobject:
         return None
     start, stop = np.lib.array_utils.byte_bounds(array)
-    if not any(first <= start and stop <= last for first, last, _ in _fresh.values()):
+    known = next(((first, memory) for first, last, _, memory in _fresh.values() if first <= start and stop <= last), None)
+    if known is None:
         return None
-    mask = unwritten_elements(array)
-    return np.repeat(mask[..., None], array.itemsize, -1) if mask.any() else None
+    offset = int(array.__array_interface__["data"][0]) - known[0]
+    return np.ndarray((*array.shape, array.itemsize), bool, known[1], offset, (*array.strides, 1))
+
+
+def unwritten(array: Array) -> Array | None:
+    """Returns a mask of the unwritten bytes of an array in fresh memory, None if there are none; an element's bytes are the last
+    axis. A byte is written if a launch wrote it, or its element has no pattern any more."""
+    never = untouched(array)
+    if never is None:
+        return None
+    mask: Array = never & unwritten_elements(array)[..., None]
+    return mask if mask.any() else None
+
+
+def launched(array: Array, still: Array | None) -> None:
+    """Notes which bytes of an array are unwritten after a launch; None: none is."""
+    never = untouched(array)
+    if never is not None:
+        never[...] = False if still is None else still.reshape(never.shape)
+
+
+def never_written(array: Array) -> Array:
+    """Returns a mask of the elements that nobody wrote, as far as it can be told: in memory that is not fresh by the pattern, which
+    a small integer may have by chance."""
+    never = untouched(array)
+    small = array.dtype.kind in "biu" and array.itemsize < 4
+    known = np.full(array.shape, not small) if never is None else never.all(axis=-1)
+    return np.asarray(known & unwritten_elements(array))

@@ -32,10 +32,10 @@ from cupyflash.launch.compiler import SHARED_WITHOUT_ASKING
 from cupyflash.launch.nvrtc import architecture, compile_named, compile_to_cubin
 from cupyflash.words import plural
 
-from .fresh import unwritten
+from .fresh import launched, unwritten
 from .module import Launch, Module, Recipe
 from .order.history import Stream
-from .parameters import POINTER_BYTES, ask_about_types, is_maps
+from .parameters import POINTER_BYTES, arrays_by_name, ask_about_types, is_maps
 from .state.findings import ERROR, FAIL_ON, WARNING, Finding, Suppression, asked, told
 from .text.syntax import Array, Variable, base_name, parameters
 
@@ -53,6 +53,10 @@ class DeviceArray(np.ndarray):
 
     def set(self, arr: Any, *_: Any, **__: Any) -> None:
         self[...] = arr
+
+    def scatter_add(self, slices: Any, value: Any) -> None:
+        """Adds in place, repeated indices too, as `cupyx.scatter_add` asks for."""
+        np.add.at(self, slices, value)
 
     @property
     def _c_contiguous(self) -> bool:
@@ -302,16 +306,20 @@ def issue(
     grid: tuple[int, ...],
     block: tuple[int, ...],
     given: Mapping[str, Any],
-    unwritten: Mapping[str, Array],
     *,
     shared_mem: int = 0,
     stream: Any = None,
 ) -> None:
-    """Launches a kernel of a module as the settings in force say, and delivers the launch. `unwritten` as in `Module.launch`."""
+    """Launches a kernel of a module as the settings in force say, and delivers the launch. Fresh memory is unwritten."""
     holds = settings()
     how: dict[str, Any] = {"seed": holds.seed, "races": bool(holds.races), "suppressions": holds.suppressions or ()}
     how["stream"] = stream if isinstance(stream, Stream) else None
-    launch = module.launch(name, grid, block, given, shared_bytes=shared_mem, unwritten=unwritten, **how)
+    arrays = arrays_by_name(given)
+    names = {id(array): name for name, array in arrays.items()}
+    masks = {each: mask for each in names.values() if (mask := unwritten(arrays[each])) is not None}
+    launch = module.launch(name, grid, block, given, shared_bytes=shared_mem, unwritten=masks, **how)
+    for each in masks:
+        launched(arrays[each], launch.unwritten.get(each))
     deliver(name, launch, 3)
 
 
@@ -381,9 +389,7 @@ class RawKernel:
         """
         loaded, name = self._loaded()
         grid, block, given = self._given(grid, block, args, shared_mem)
-        masks = {each: unwritten(value) for each, value in given.items() if isinstance(value, np.ndarray)}
-        known = {each: mask for each, mask in masks.items() if mask is not None}
-        issue(loaded.module, name, grid, block, given, known, shared_mem=shared_mem, stream=stream)
+        issue(loaded.module, name, grid, block, given, shared_mem=shared_mem, stream=stream)
 
     def clock(
         self,
