@@ -298,14 +298,14 @@ def functions_of_jit(cupy: Any) -> Iterator[tuple[Any, str, Any]]:
     theirs = {ours: value for ours, value in pairs if isinstance(ours, np.ufunc)}
     call = _compile._call_ufunc
 
-    class Function(_internal_types.BuiltinFunc):  # type: ignore[misc]
+    class FunctionInJit(_internal_types.BuiltinFunc):  # type: ignore[misc]
         def __init__(self, function: Any):
             self.function = function
 
         def call(self, env: Any, *args: Any, dtype: Any = None) -> Any:
             return call(self.function, args, dtype and dtype.obj, env)
 
-    known = _builtin_funcs.builtin_functions_dict | {ours: Function(value) for ours, value in theirs.items()}
+    known = _builtin_funcs.builtin_functions_dict | {ours: FunctionInJit(value) for ours, value in theirs.items()}
     yield _builtin_funcs, "builtin_functions_dict", known
     for name, value in {"_get_warpsize": 32, "_full_mask": 0xFFFFFFFF}.items():
         yield cupy._core, name, lambda value=value: value
