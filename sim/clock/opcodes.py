@@ -56,14 +56,19 @@ def work(operands: Operands, writes: Sequence[str], compute: Callable[[Lanes], A
     return OperandWork(tuple(writes), tuple(operands.reads), lambda lanes, mask: [compute(lanes)])
 
 
-def function(*names: str, takes: str) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+def function(
+    *names: str, takes: str, known: Callable[[Instruction], bool] = lambda i: True
+) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
     """Registers a function of 32 bits: it gets the instruction and the arrays of its operands behind the result, and returns that.
 
-    `takes` has a letter an operand: n for a number, p for a predicate, - for predicates that nobody reads.
+    `takes` has a letter an operand: n for a number, p for a predicate, - for predicates that nobody reads. The results of an
+    instruction that is not `known` are unknown.
     """
 
     def add(compute: Callable[..., Array]) -> Callable[..., Array]:
         def decoder(i: Instruction, o: Operands) -> OperandWork:
+            if not known(i):
+                raise UnknownInstruction(f"{i} is not executed")
             d, reads = o.take(), []
             for kind in takes:
                 if kind == "-":
@@ -76,6 +81,11 @@ def function(*names: str, takes: str) -> Callable[[Callable[..., Array]], Callab
         return compute
 
     return add
+
+
+def of_register(i: Instruction) -> bool:
+    """True if an instruction's operand is a register, negated or not."""
+    return bool(REGISTER.match(SUFFIX.sub("", i.operands[1])))
 
 
 @opcode("MOV", "MOV32I")
@@ -150,19 +160,16 @@ def resize(i: Instruction, o: Operands) -> OperandWork:
     return OperandWork(tuple(granted), (), lambda lanes, mask: [lanes.everyone for _ in granted])
 
 
-@opcode("FMUL")
-def scaled(i: Instruction, o: Operands) -> OperandWork:
+def of_warp(i: Instruction) -> bool:
+    """True if an instruction takes a register and a number that is one for the warp."""
+    return bool(REGISTER.match(i.operands[1])) and any(kind.match(i.operands[2]) for kind in (UNIFORM, CONSTANT))
+
+
+@function("FMUL", takes="nn", known=of_warp)
+def scaled(i: Instruction, x: Array, y: Array) -> Array:
     """Multiplies by a number that is one for the warp, as kernels do by a cluster's inverse size; another product is unknown."""
-    d, a, by = o.take(), o.take(), o.rest[0] if o.rest else ""
-    if not REGISTER.match(a) or not (UNIFORM.match(by) or CONSTANT.match(by)):
-        return OperandWork((d,))
-    x, y = o.number_of(a), o.number()
-
-    def compute(lanes: Lanes) -> Array:
-        with np.errstate(all="ignore"):
-            return (x(lanes).view(np.float32) * y(lanes).view(np.float32)).view(np.uint32)
-
-    return work(o, [d], compute)
+    with np.errstate(all="ignore"):
+        return (x.view(np.float32) * y.view(np.float32)).view(np.uint32)
 
 
 @opcode("SEL")
@@ -546,53 +553,31 @@ def shuffle(i: Instruction, o: Operands) -> OperandWork:
     return OperandWork((d, inside), tuple(o.reads), compute, across=True)
 
 
-@opcode("I2F", "I2FP")
-def to_float(i: Instruction, o: Operands) -> OperandWork:
+OTHER_INTEGERS = {"U64", "S64", "U8", "S8", "U16", "S16"}
+
+
+@function("I2F", "I2FP", takes="n", known=lambda i: not {"F64", "F16", *OTHER_INTEGERS} & set(i.modifiers))
+def to_float(i: Instruction, a: Array) -> Array:
     """Converts as the division of integers needs it; numbers beyond become unknown."""
-    d = o.take()
-    text = o.rest[0]
-    if any(m in i.modifiers for m in ("F64", "F16", "U64", "S64", "U8", "S8", "U16", "S16")):
-        return OperandWork((d,) if "F64" not in i.modifiers else (d, neighbour(d)))
-    a = o.number_of(text)
-
-    def compute(lanes: Lanes) -> Array:
-        value = (a(lanes) if is_unsigned(i) else signed(a(lanes))).astype(np.float64)
-        near = value.astype(np.float32)
-        if "RP" in i.modifiers:
-            near = np.where(near < value, np.nextafter(near, np.float32(np.inf)), near)
-        return near.view(np.uint32)
-
-    return work(o, [d], compute)
+    value = (a if is_unsigned(i) else signed(a)).astype(np.float64)
+    near = value.astype(np.float32)
+    if "RP" in i.modifiers:
+        near = np.where(near < value, np.nextafter(near, np.float32(np.inf)), near)
+    return near.view(np.uint32)
 
 
-@opcode("MUFU")
-def reciprocal(i: Instruction, o: Operands) -> OperandWork:
-    d = o.take()
-    if i.modifiers != ("RCP",) or not REGISTER.match(SUFFIX.sub("", o.rest[0])):
-        return OperandWork((d,))
-    a = o.number()
-
-    def compute(lanes: Lanes) -> Array:
-        with np.errstate(all="ignore"):
-            return (np.float32(1) / a(lanes).view(np.float32)).view(np.uint32)
-
-    return work(o, [d], compute)
+@function("MUFU", takes="n", known=lambda i: i.modifiers == ("RCP",) and of_register(i))
+def reciprocal(i: Instruction, a: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return (np.float32(1) / a.view(np.float32)).view(np.uint32)
 
 
-@opcode("F2I")
-def to_integer(i: Instruction, o: Operands) -> OperandWork:
-    d = o.take()
-    if any(m in i.modifiers for m in ("F64", "F16", "U64", "S64")) or not REGISTER.match(SUFFIX.sub("", o.rest[0])):
-        return OperandWork((d, neighbour(d)) if "64" in "".join(i.modifiers) else (d,))
-    a = o.number()
+@function("F2I", takes="n", known=lambda i: not {"F64", "F16", "U64", "S64"} & set(i.modifiers) and of_register(i))
+def to_integer(i: Instruction, a: Array) -> Array:
     low, high = (0, 2**32 - 1) if is_unsigned(i) else (-(2**31), 2**31 - 1)
-
-    def compute(lanes: Lanes) -> Array:
-        value = np.nan_to_num(a(lanes).view(np.float32).astype(np.float64))
-        whole = np.trunc(value) if "TRUNC" in i.modifiers else np.floor(value) if "FLOOR" in i.modifiers else np.rint(value)
-        return np.clip(whole, low, high).astype(np.int64) & 0xFFFFFFFF
-
-    return work(o, [d], compute)
+    value = np.nan_to_num(a.view(np.float32).astype(np.float64))
+    whole = np.trunc(value) if "TRUNC" in i.modifiers else np.floor(value) if "FLOOR" in i.modifiers else np.rint(value)
+    return np.clip(whole, low, high).astype(np.int64) & 0xFFFFFFFF
 
 
 @opcode("HFMA2")
@@ -642,7 +627,7 @@ def results_of(i: Instruction) -> tuple[str, ...]:
         found.append(operands.pop(0))
     if operands and REGISTER.match(operands[0]):
         count = UNKNOWN.get(i.opcode, UNKNOWN.get(i.opcode[1:], 1))
-        if i.opcode == "F2F" and "F64" in i.modifiers:
+        if (i.opcode in ("F2F", "I2F") and "F64" in i.modifiers) or (i.opcode == "F2I" and "64" in "".join(i.modifiers)):
             count = 2
         found += [neighbour(operands[0], k) for k in range(count)]
     return tuple(found)
