@@ -107,13 +107,20 @@ def test_views_share_their_storage_and_kernels_follow_pointers_in_memory(kernels
     assert launches[1].traffic["x, y, out"].read_bytes == 256
 
 
+def test_a_generator_of_cuda_is_the_cpus(kernels: Any, torch: Any) -> None:
+    with simulated_triton():
+        drawn = [torch.rand(4, generator=torch.Generator(device="cuda").manual_seed(3), device="cuda") for _ in range(2)]
+        assert isinstance(torch.Generator("cuda:0"), torch.Generator)
+    assert torch.equal(*drawn)
+
+
 def test_what_was_replaced_is_there_again(kernels: Any, torch: Any) -> None:
     import triton
 
-    before = triton.testing.do_bench, torch.cuda.is_available, triton.runtime.driver._active
+    before = triton.testing.do_bench, torch.cuda.is_available, triton.runtime.driver._active, torch.Generator
     with simulated_triton(), pytest.raises(RuntimeError, match="already"), simulated_triton():
         pass
-    assert before == (triton.testing.do_bench, torch.cuda.is_available, triton.runtime.driver._active)
+    assert before == (triton.testing.do_bench, torch.cuda.is_available, triton.runtime.driver._active, torch.Generator)
 
 
 def test_a_benchmark_takes_the_clocks_time_and_says_so(kernels: Any, torch: Any) -> None:

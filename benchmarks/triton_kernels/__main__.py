@@ -43,6 +43,15 @@ def run(name: str, entry: dict[str, Any], checkout: Path, device: str, faults: b
     return found
 
 
+def of_barriers(kernels: dict[str, dict[str, Any]]) -> str:
+    """Returns what became of the barriers that were taken out of a tutorial's kernels."""
+    if not kernels:
+        return "has none"
+    tried, seen = (sum(row[key] for row in kernels.values()) for key in ("tried", "found"))
+    why = Counter(reason for row in kernels.values() for reason in row["missed"].values())
+    return "; ".join((f"{seen} of {tried}", *(f"{number} {reason}" for reason, number in sorted(why.items()))))
+
+
 def table(results: dict[str, Any]) -> str:
     """Returns the table of docs/triton.md."""
     rows = [
@@ -53,16 +62,9 @@ def table(results: dict[str, Any]) -> str:
         for device, one in sorted(devices.items()):
             if "run" not in one:  # a package's (packages.py)
                 continue
-            ran, faults = one["run"], one.get("faults", {}).get("faults", {})
-            held = "hold" if "error" not in ran else "fail"
+            ran, held = one["run"], "hold" if "error" not in one["run"] else "fail"
             found = ", ".join(f"{number} x {text}" for text, number in ran["findings"].items()) or "none"
-            tried, seen = (sum(row[key] for row in faults.values()) for key in ("tried", "found"))
-            why = Counter(reason for row in faults.values() for reason in row["missed"].values())
-            seeded = (
-                "; ".join((f"{seen} of {tried}", *(f"{number} {reason}" for reason, number in sorted(why.items()))))
-                if tried
-                else ""
-            )
+            seeded = of_barriers(one["faults"]["faults"]) if "faults" in one else ""
             rows.append(f"| {name} | {device} | {held} | {ran['seconds']} | {ran['launches']} | {found} | {seeded} |")
     return "\n".join(rows) + "\n"
 

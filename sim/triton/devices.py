@@ -96,6 +96,13 @@ class Queue:
         pass
 
 
+class Generator(torch.Generator):
+    """A generator of random numbers, for "cuda" the CPU's: its numbers are not CUDA's."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return super().__new__(cls, CPU if is_cuda(device) else device)
+
+
 class MatrixProducts:
     """Stands for Triton's binding of cuBLAS, which its benchmarks compare with: PyTorch multiplies on the CPU."""
 
@@ -164,4 +171,6 @@ def cuda_on_cpu(device: Device, addresses: Addresses) -> Iterator[None]:
         stack.callback(setattr, torch.autograd, "_engine_run_backward", run)
         torch.autograd._engine_run_backward = run_backward
         stack.enter_context(mode)
+        stack.callback(setattr, torch, "Generator", torch.Generator)
+        torch.Generator = Generator
         yield
