@@ -115,10 +115,12 @@ def reasons(text: str, missed: list[int], run: Run) -> dict[int, str]:
     for line, (before, behind) in sides.items():
         if not before or not behind:
             found[line] = "nothing behind" if before else "nothing before"
+        elif not (warps := touched.warps_of(before | behind)):
+            found[line] = "not run"
         elif any(kind.search(lines[one - 1]) for one in before | behind for kind in (UNSEEN, FOR_OTHER_BLOCKS)):
             found[line] = "not shown"
-        elif len(warps := touched.warps_of(before | behind)) < 2:
-            found[line] = "one warp" if warps else "not run"
+        elif len(warps) == 1:
+            found[line] = "one warp"
         elif any(OF_ANOTHER_UNIT.search(lines[one - 1]) for one in before | behind):
             found[line] = "not shown"
         else:

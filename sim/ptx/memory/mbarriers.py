@@ -156,9 +156,10 @@ class MBarriers(MemoryUnit):
             verdict = Verdict("proxy", WARNING if met else ERROR, mend=mend)
             self.findings.report(verdict, message, i, lanes, row[at])
 
-    def invalidate(self, keys: Array) -> None:
-        for key in keys.tolist():
-            self.objects.pop(key, None)
+    def invalidate(self, lanes: LaneSet, keys: Array, i: PtxInstruction) -> None:
+        for key, at in self.each(keys):
+            if self.find(key, lanes.subset(at), i) is not None:
+                del self.objects[key]
 
     def find(self, key: int, lanes: LaneSet, i: PtxInstruction) -> Phases | None:
         found = self.objects.get(key)

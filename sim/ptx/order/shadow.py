@@ -54,7 +54,7 @@ def is_async(i: PtxInstruction) -> bool:
 def is_strong(i: PtxInstruction) -> bool:
     """True for atomics, and for loads and stores that other threads may make at the same time."""
     if is_phase(i):
-        return "init" not in i.mods
+        return not {"init", "inval"} & set(i.mods)
     return i.opcode in ("atom", "red") or (i.opcode in ("ld", "st") and bool(STRONG & set(i.mods)))
 
 
