@@ -16,8 +16,10 @@
 //   ORDERED     whether dQ is summed in one order
 //   CAUSAL, WINDOW, PADDED  0 or 1: mask.cuh           COPY_BYTES, SINKS  fa2_backward_rows.cuh
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
+//   DROPOUT     whether weights are dropped: dropout.cuh
 #define SUB BR
 #define WITH_DQ 1
+#include "dropout.cuh"
 #include "fa2_backward_rows.cuh"
 #include "mask.cuh"
 #include "mma.cuh"
@@ -69,9 +71,9 @@ struct Slot {
 };
 
 // What a thread block has: a K/V block, and the Q blocks from `end - 1` down to `first` of each query head of the group; of a
-// sequence with so many `queries` and `keys`, where it begins among packed ones. If it has none, j is -1.
+// sequence with so many `queries` and `keys`, where it begins among packed ones, and its number. If it has none, j is -1.
 struct Work {
-  int batch, kv_head, j, keys, first, end, queries, first_query, first_key;
+  int batch, kv_head, j, keys, first, end, queries, first_query, first_key, number;
   __device__ __forceinline__ int rows(const Params& p) const { return VARLEN ? queries : p.Nq; }
   __device__ __forceinline__ int row(int i) const { return (VARLEN ? first_query : 0) + i * BR; }
   __device__ __forceinline__ int key() const { return (VARLEN ? first_key : 0) + j * BC; }
@@ -101,12 +103,13 @@ __device__ __forceinline__ Work find_work(const Params& p) {
   // Thread blocks of `alternate` key heads alternate.
   const int first_pair = blockIdx.x / blocks / p.alternate * p.alternate, index = blockIdx.x - first_pair * blocks;
   const int beside = min(p.alternate, static_cast<int>(gridDim.x) / blocks - first_pair), pair = first_pair + index % beside;
-  Work w = {pair / kv_heads, pair % kv_heads, index / beside, p.Nk, 0, 0, 0, 0, 0};
+  Work w = {pair / kv_heads, pair % kv_heads, index / beside, p.Nk, 0, 0, 0, 0, 0, pair / kv_heads};
   if constexpr (VARLEN) {
     int bound = 0;
     const int number = search_sequence<BC>(p, p.cu_seqlens_k, w.j, bound), end_query = __shfl_sync(~0u, bound, 1), end_key = __shfl_sync(~0u, bound, 3);
     w.first_query = __shfl_sync(~0u, bound, 0), w.first_key = __shfl_sync(~0u, bound, 2);
     w.queries = end_query - w.first_query, w.keys = end_key - w.first_key;
+    w.number = number;
     w.j -= w.first_key / BC + number;
     if (w.j * BC >= w.keys) w.j = -1;
   }
@@ -126,6 +129,7 @@ __device__ __forceinline__ void write_work(unsigned at, const Work& w) {
   if constexpr (VARLEN)
     asm volatile("st.shared.v2.b32 [%0+24], {%1, %2};\nst.shared.b32 [%0+32], %3;" ::"r"(at), "r"(w.queries), "r"(w.first_query),
                  "r"(w.first_key) : "memory");
+  if constexpr (VARLEN && DROPOUT) asm volatile("st.shared.b32 [%0+36], %1;" ::"r"(at), "r"(w.number) : "memory");
 }
 __device__ __forceinline__ Work read_work(unsigned at) {
   Work w;
@@ -134,6 +138,8 @@ __device__ __forceinline__ Work read_work(unsigned at) {
   if constexpr (VARLEN)
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%3+24];\nld.shared.b32 %2, [%3+32];"
                  : "=r"(w.queries), "=r"(w.first_query), "=r"(w.first_key) : "r"(at) : "memory");
+  w.number = w.batch;
+  if constexpr (VARLEN && DROPOUT) asm volatile("ld.shared.b32 %0, [%1+36];" : "=r"(w.number) : "r"(at) : "memory");
   return w;
 }
 
@@ -380,8 +386,8 @@ struct Consumer {
 #pragma unroll
     for (int n = 0; n < BR / 8; n++) x[n] = load_pair(array + slot.index * (BR * 4) + thread % 4 * 8 + 32 * n);
   }
-  // P^T = exp(S^T - L), as soon as S^T is there
-  __device__ __forceinline__ void weigh(const Masks& masks, int i, int j, int Nq, bool whole) {
+  // P^T = exp(S^T - L), as soon as S^T is there; of weights that are dropped the opposite
+  __device__ __forceinline__ void weigh(const Masks& masks, const Dropout& dropout, int i, int j, int Nq, bool whole) {
     float2 offset[BR / 8];
     load_rows(offset, s.offsets);
     int large;
@@ -405,16 +411,17 @@ struct Consumer {
     for (int n = 0; n < BR / 8; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) S[n][e] = exp2_of(fmaf(S[n][e], factor, e % 2 ? offset[n].y : offset[n].x));
+    if constexpr (DROPOUT) each_weight_transposed<true>(S, dropout, j * BC + group * 64 + thread / 32 * 16, i * BR, MarkDropped());
   }
-  // dS^T = P^T * (dP^T - D), as soon as dP^T is there
-  __device__ __forceinline__ void find_score_gradients() {
+  // dS^T = P^T * (dP^T - D), as soon as dP^T is there; `scale` is that of the weights that are kept
+  __device__ __forceinline__ void find_score_gradients(float scale) {
     float2 D[BR / 8];
     load_rows(D, s.D);
     wait_for_products<0>(dP);
 #pragma unroll
     for (int n = 0; n < BR / 8; n++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) dP[n][e] = S[n][e] * (dP[n][e] - (e % 2 ? D[n].y : D[n].x));
+      for (int e = 0; e < 4; e++) dP[n][e] = score_gradient(S[n][e], dP[n][e], e % 2 ? D[n].y : D[n].x, scale);
   }
   static __device__ __forceinline__ void round(unsigned (&to)[BR / 16][4], const float (&from)[BR / 8][4]) {
 #pragma unroll
@@ -495,7 +502,7 @@ struct Consumer {
 
   // Of P^T and dS^T: dV and dK, and under way dQ of the block before, for which no warpgroup has to wait
   __device__ __forceinline__ void find_gradients(float (&dQ)[dQ_COLS / 8][4]) {
-    round(P, S);
+    round(P, KeptWeights(S).of);
     round(dS, dP);
     share_score_gradients();
     take_turn();
@@ -509,16 +516,16 @@ struct Consumer {
   }
 
   // All turns, the last one apart: the compiler has a loop's products run by themselves if none are under way where it is left.
-  // `weigh` makes P^T of block i.
-  template <class Weigh> __device__ __forceinline__ void turns(int end, int heads, int left, Weigh weigh) {
+  // `weigh` makes P^T of block i and query head h; `scale` is dropout's.
+  template <class Weigh> __device__ __forceinline__ void turns(int end, int heads, int left, float scale, Weigh weigh) {
     int i = end - 1, of_block = heads;  // turns of this row block
     if (PING_PONG && group == CONSUMERS - 1) pass_turn();
     begin_score_gradients();
     multiply_scores(slot);
     wait_for_products<0>(S);  // what is set to 0 may not be so while products are on their way
     multiply_output_gradients();
-    weigh(i);
-    find_score_gradients();
+    weigh(i, 0);
+    find_score_gradients(scale);
 #pragma unroll 1
     while (--left > 0) {
       float dQ[dQ_COLS / 8][4];
@@ -531,8 +538,8 @@ struct Consumer {
       multiply_output_gradients();
       hand_on_queries();
       if (--of_block == 0) i--, of_block = heads;
-      weigh(i);
-      find_score_gradients();
+      weigh(i, heads - of_block);
+      find_score_gradients(scale);
     }
     float dQ[dQ_COLS / 8][4];
     find_gradients(dQ);
@@ -598,10 +605,10 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
     wait_for(s.KV_full, 0);
     const int Nq = w.rows(p);
     const Masks masks = masks_of(p, 0, 0, Nq, VARLEN ? w.keys : p.Nk, PADDED || VARLEN ? w.keys : p.Nk);
-    c.turns(w.end, p.group, turns, [&](int i) {
+    c.turns(w.end, p.group, turns, dropout_of(p, 0, 0).scale, [&](int i, int h) {
       const int last = min((i + 1) * BR, Nq) - 1;
       const bool whole = (w.j + 1) * BC <= visible_end(masks, i * BR) && (!WINDOW || w.j * BC >= visible_begin(masks, last));
-      c.weigh(masks, i, w.j, Nq, whole);
+      c.weigh(masks, dropout_of(p, w.number, w.head(p, h)), i, w.j, Nq, whole);
     });
     meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j
   }
@@ -611,7 +618,7 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
 #else
   const TensorMap &dK_row = given.dK_tiles, &dV_row = given.dV_tiles;
 #endif
-  write_rows<DV_PAD>(c.dV, 1.f, s.V, given.dV_tiles, dV_row, V_SLABS, group, place);
+  write_rows<DV_PAD>(c.dV, DROPOUT ? dropout_of(p, 0, 0).scale : 1.f, s.V, given.dV_tiles, dV_row, V_SLABS, group, place);
   write_rows<D_PAD>(c.dK, p.scale, s.K, given.dK_tiles, dK_row, K_SLABS, group, place);
 }
 

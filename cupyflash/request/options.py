@@ -190,7 +190,7 @@ class Options:
     block_mask: BlockMask | None = option("a block mask", "array", ("fa1", "fa2", "fa1 backward", "fa2 backward"))
     packed: bool = option("packed sequences", "found", ("fa2", "fa3", "fa2 backward", "fa3 backward", "attention_varlen"), False)
     sinks: bool = option("sinks", "vector", _WITH_SINKS, False, flag=FLAGS["sinks"])
-    dropout: bool = option("dropout", "found", (*_BY_SCORE, "attention_varlen", "ring_attention"), False)
+    dropout: bool = option("dropout", "found", (*_BY_SCORE, "fa3 backward", "attention_varlen", "ring_attention"), False)
     score_dtype: str | None = option("score_dtype, the dtype of an S in memory", "value", ("standard", "standard backward"))
     score: Form | None = option("a score function", "found", _EVERY, in_scores=True)
     mask_function: Form | None = option("a mask function", "found", (*_MASKED, "attention_varlen", "ring_attention"))

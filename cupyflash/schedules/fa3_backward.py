@@ -52,8 +52,9 @@ MAPPED = {"Q": WARPGROUP_ROWS, "dO": WARPGROUP_ROWS, "K": BLOCK_COLS, "V": BLOCK
 
 
 def block_rows(problem: Problem) -> int:
-    """Br: as many rows as registers hold of S and dP beside the gradients."""
-    return 2 * WARPGROUP_ROWS if max(problem.head_dim, problem.head_dim_v) <= SLAB else WARPGROUP_ROWS
+    """Br: as many rows as registers hold of S and dP beside the gradients, and random numbers."""
+    few = max(problem.head_dim, problem.head_dim_v) <= SLAB and not problem.options.dropout
+    return 2 * WARPGROUP_ROWS if few else WARPGROUP_ROWS
 
 
 def refusal(problem: Problem, device: Device) -> str | None:
