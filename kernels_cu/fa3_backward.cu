@@ -386,8 +386,8 @@ struct Consumer {
 #pragma unroll
     for (int n = 0; n < BR / 8; n++) x[n] = load_pair(array + slot.index * (BR * 4) + thread % 4 * 8 + 32 * n);
   }
-  // P^T = exp(S^T - L), as soon as S^T is there; of weights that are dropped the opposite
-  __device__ __forceinline__ void weigh(const Masks& masks, const Dropout& dropout, int i, int j, int Nq, bool whole) {
+  // P^T = exp(S^T - L), as soon as S^T is there
+  __device__ __forceinline__ void weigh(const Masks& masks, int i, int j, int Nq, bool whole) {
     float2 offset[BR / 8];
     load_rows(offset, s.offsets);
     int large;
@@ -411,17 +411,20 @@ struct Consumer {
     for (int n = 0; n < BR / 8; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) S[n][e] = exp2_of(fmaf(S[n][e], factor, e % 2 ? offset[n].y : offset[n].x));
-    if constexpr (DROPOUT) each_weight_transposed<true>(S, dropout, j * BC + group * 64 + thread / 32 * 16, i * BR, MarkDropped());
   }
-  // dS^T = P^T * (dP^T - D), as soon as dP^T is there; `scale` is that of the weights that are kept
-  __device__ __forceinline__ void find_score_gradients(float scale) {
+  // dS^T = P^T * (dP^T - D), as soon as dP^T is there: not before it are there registers for the random numbers of P^T.
+  __device__ __forceinline__ void find_score_gradients(const Dropout& dropout, int i, int j) {
     float2 D[BR / 8];
-    load_rows(D, s.D);
+    if constexpr (!DROPOUT) load_rows(D, s.D);
     wait_for_products<0>(dP);
+    if constexpr (DROPOUT) {
+      each_weight_transposed<true>(S, dropout, j * BC + group * 64 + thread / 32 * 16, i * BR, MarkDropped());
+      load_rows(D, s.D);
+    }
 #pragma unroll
     for (int n = 0; n < BR / 8; n++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) dP[n][e] = score_gradient(S[n][e], dP[n][e], e % 2 ? D[n].y : D[n].x, scale);
+      for (int e = 0; e < 4; e++) dP[n][e] = score_gradient(S[n][e], dP[n][e], e % 2 ? D[n].y : D[n].x, dropout.scale);
   }
   static __device__ __forceinline__ void round(unsigned (&to)[BR / 16][4], const float (&from)[BR / 8][4]) {
 #pragma unroll
@@ -516,16 +519,15 @@ struct Consumer {
   }
 
   // All turns, the last one apart: the compiler has a loop's products run by themselves if none are under way where it is left.
-  // `weigh` makes P^T of block i and query head h; `scale` is dropout's.
-  template <class Weigh> __device__ __forceinline__ void turns(int end, int heads, int left, float scale, Weigh weigh) {
+  // `find` makes P^T and dS^T of block i and query head h.
+  template <class Find> __device__ __forceinline__ void turns(int end, int heads, int left, Find find) {
     int i = end - 1, of_block = heads;  // turns of this row block
     if (PING_PONG && group == CONSUMERS - 1) pass_turn();
     begin_score_gradients();
     multiply_scores(slot);
     wait_for_products<0>(S);  // what is set to 0 may not be so while products are on their way
     multiply_output_gradients();
-    weigh(i, 0);
-    find_score_gradients(scale);
+    find(i, 0);
 #pragma unroll 1
     while (--left > 0) {
       float dQ[dQ_COLS / 8][4];
@@ -538,8 +540,7 @@ struct Consumer {
       multiply_output_gradients();
       hand_on_queries();
       if (--of_block == 0) i--, of_block = heads;
-      weigh(i, heads - of_block);
-      find_score_gradients(scale);
+      find(i, heads - of_block);
     }
     float dQ[dQ_COLS / 8][4];
     find_gradients(dQ);
@@ -605,10 +606,11 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
     wait_for(s.KV_full, 0);
     const int Nq = w.rows(p);
     const Masks masks = masks_of(p, 0, 0, Nq, VARLEN ? w.keys : p.Nk, PADDED || VARLEN ? w.keys : p.Nk);
-    c.turns(w.end, p.group, turns, dropout_of(p, 0, 0).scale, [&](int i, int h) {
+    c.turns(w.end, p.group, turns, [&](int i, int h) {
       const int last = min((i + 1) * BR, Nq) - 1;
       const bool whole = (w.j + 1) * BC <= visible_end(masks, i * BR) && (!WINDOW || w.j * BC >= visible_begin(masks, last));
-      c.weigh(masks, dropout_of(p, w.number, w.head(p, h)), i, w.j, Nq, whole);
+      c.weigh(masks, i, w.j, Nq, whole);
+      c.find_score_gradients(dropout_of(p, w.number, w.head(p, h)), i, w.j);
     });
     meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j
   }
