@@ -14,11 +14,13 @@
 //   CONSUMER_REGISTERS, PRODUCER_REGISTERS            of a thread, once the roles are known
 //   PING_PONG   whether warpgroups issue their products in turns
 //   ORDERED     whether dQ is summed in one order
-//   CAUSAL, WINDOW, PADDED  0 or 1: mask.cuh           COPY_BYTES, SINKS  fa2_backward_rows.cuh
+//   CAUSAL, WINDOW, PADDED, BIAS  0 or 1: mask.cuh     COPY_BYTES, SINKS  fa2_backward_rows.cuh
+//   MASK, TILES mask_function.cuh, block_mask.cuh      DBIAS      whether the gradient of the bias is summed, by atomics
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 //   DROPOUT     whether weights are dropped: dropout.cuh
 #define SUB BR
 #define WITH_DQ 1
+#include "block_mask.cuh"
 #include "dropout.cuh"
 #include "fa2_backward_rows.cuh"
 #include "mask.cuh"
@@ -36,6 +38,8 @@ constexpr int dS_BYTES = BC * SLAB_ROW * Q_SLABS, PIECE_BYTES = SUM_PIECE * 4, d
 constexpr int BOTH = 1, OWN = 2, TURN = OWN + CONSUMERS;  // named barriers: of all consumers; OWN + g, TURN + g of warpgroup g
 // dQ_i is BR x d: a warpgroup makes 64 rows or, where there are no more, 64 columns of it.
 constexpr bool BY_ROWS = BR > 64;
+constexpr bool NUMBERED = VARLEN && (DROPOUT || MASK);  // whether a packed sequence's number matters
+static_assert(!(SKIPS && ORDERED), "a thread block waits for all those of its head before it");
 static_assert(STAGES == 2, "dS of a turn and of the one before, by their slots");
 static_assert(BR == 64 * (BY_ROWS ? CONSUMERS : 1) && K_SLABS <= (BY_ROWS ? 1 : CONSUMERS), "a part of dQ a warpgroup");
 constexpr int dQ_COLS = D_PAD < 64 ? D_PAD : 64;
@@ -44,6 +48,7 @@ constexpr int dQ_COLS = D_PAD < 64 ? D_PAD : 64;
 struct Shared {
   unsigned K, V, Q, dO, dS, dQ;  // (BC x d), (BC x d_v), later dK, dV; STAGES x (BR x d), x (BR x d_v); 2 x (BC x BR); (BR x d) of float32
   unsigned offsets, origins, D, large;  // of the rows of each slot: what exponents are relative to (weight.cuh), D; whether an origin is not 0
+  unsigned kept;  // what a mask says of the row blocks of each query head (block_mask.cuh)
   unsigned work, came, KV_full, Q_full, Q_empty, dO_full, dO_empty, dS_full, dS_empty, dQ_full, dQ_empty;
 
   __device__ __forceinline__ explicit Shared(unsigned base) {
@@ -52,6 +57,7 @@ struct Shared {
     came = D + STAGES * BR * 4, KV_full = came + 8, dQ_full = came + 16, dQ_empty = came + 24;
     work = came + 32, Q_full = work + 48, Q_empty = Q_full + 8 * STAGES, dO_full = Q_empty + 8 * STAGES, dO_empty = dO_full + 8 * STAGES;
     dS_full = dO_empty + 8 * STAGES, dS_empty = dS_full + 16, large = dS_empty + 16;
+    kept = large + 4 * STAGES;
   }
   __device__ __forceinline__ void init_barriers() const {
     init_barrier(came, 1), init_barrier(KV_full, 1), init_barrier(dQ_full, WARPS), init_barrier(dQ_empty, 1);
@@ -71,13 +77,14 @@ struct Slot {
 };
 
 // What a thread block has: a K/V block, and the Q blocks from `end - 1` down to `first` of each query head of the group; of a
-// sequence with so many `queries` and `keys`, where it begins among packed ones, and its number. If it has none, j is -1.
+// sequence with so many `queries` and `keys`, where it begins among packed ones, and its number. If it has none, j is -1. Where a mask
+// leaves out row blocks, `visits` are those of all heads that it keeps.
 struct Work {
-  int batch, kv_head, j, keys, first, end, queries, first_query, first_key, number;
+  int batch, kv_head, j, keys, first, end, queries, first_query, first_key, number, visits;
   __device__ __forceinline__ int rows(const Params& p) const { return VARLEN ? queries : p.Nq; }
   __device__ __forceinline__ int row(int i) const { return (VARLEN ? first_query : 0) + i * BR; }
   __device__ __forceinline__ int key() const { return (VARLEN ? first_key : 0) + j * BC; }
-  __device__ __forceinline__ int turns(const Params& p) const { return max(0, end - first) * p.group; }
+  __device__ __forceinline__ int turns(const Params& p) const { return SKIPS ? visits : max(0, end - first) * p.group; }
   __device__ __forceinline__ int head(const Params& p, int h) const { return kv_head * p.group + h; }
   // Among those of all batches
   __device__ __forceinline__ long long plane(const Params& p, int h) const { return static_cast<long long>(batch) * p.heads + head(p, h); }
@@ -97,13 +104,36 @@ __device__ __forceinline__ void find_rows(const Params& p, Work& w, int Nk) {
   w.first = first_row / BR, w.end = cols > 0 && first_row <= last_row ? last_row / BR + 1 : w.first;
 }
 
+// Words of shared memory for a head's row blocks up to the last
+__device__ __forceinline__ int kept_words(const Work& w) { return (w.end + 31) / 32 * BITS; }
+// What a mask says of the row blocks of each head, by one warp, and how many it keeps
+__device__ __forceinline__ void read_kept(const Params& p, Work& w, unsigned* kept) {
+  const int words = kept_words(w), lane = threadIdx.x % 32;
+  for (int h = 0; h < p.group; h++) {
+    const BlockMask states = block_mask_of(p, w.batch, w.head(p, h), VARLEN ? w.first_query / BR + w.number : 0).transposed();
+    read_block_mask(kept + h * words, states, w.j, w.first, w.end, 0, 1);
+  }
+  __syncwarp();
+  for (int word = w.first / 32 * BITS + lane * BITS; word < words; word += 32 * BITS)
+    for (int h = 0; h < p.group; h++) w.visits += __popc(kept[h * words + word]);
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) w.visits += __shfl_xor_sync(~0u, w.visits, other);
+}
+// What it says of one row block: in bit 0 whether that is visited, in bit 1 whether the mask is asked for its scores
+__device__ __forceinline__ int kept_at(const Shared& s, const Work& w, int h, int i) {
+  if constexpr (!SKIPS) return MASK ? 3 : 1;
+  unsigned kept, mixed;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(kept), "=r"(mixed) : "r"(s.kept + (h * kept_words(w) + i / 32 * BITS) * 4) : "memory");
+  return (kept >> i % 32 & 1) | (mixed >> i % 32 & 1) << 1;
+}
+
 // The first warp finds the work, and each role reads it for itself: kept for all of them, it would take registers of all.
-__device__ __forceinline__ Work find_work(const Params& p) {
+__device__ __forceinline__ Work find_work(const Params& p, unsigned* kept) {
   const int kv_heads = p.heads / p.group, blocks = VARLEN ? gridDim.x / kv_heads : (p.Nk + BC - 1) / BC;  // of a key head
   // Thread blocks of `alternate` key heads alternate.
   const int first_pair = blockIdx.x / blocks / p.alternate * p.alternate, index = blockIdx.x - first_pair * blocks;
   const int beside = min(p.alternate, static_cast<int>(gridDim.x) / blocks - first_pair), pair = first_pair + index % beside;
-  Work w = {pair / kv_heads, pair % kv_heads, index / beside, p.Nk, 0, 0, 0, 0, 0, pair / kv_heads};
+  Work w = {pair / kv_heads, pair % kv_heads, index / beside, p.Nk, 0, 0, 0, 0, 0, pair / kv_heads, 0};
   if constexpr (VARLEN) {
     int bound = 0;
     const int number = search_sequence<BC>(p, p.cu_seqlens_k, w.j, bound), end_query = __shfl_sync(~0u, bound, 1), end_key = __shfl_sync(~0u, bound, 3);
@@ -118,8 +148,12 @@ __device__ __forceinline__ Work find_work(const Params& p) {
   if (w.j >= 0 && w.rows(p) > 0 && threadIdx.x == 0) w.j = static_cast<unsigned>(atomicAdd(p.turns + w.row_of(p, 0, 0), BEGUN)) / BEGUN;
 #endif
   const int Nk = w.keys;
-  if constexpr (PADDED) w.keys = max(0, min(p.Nk, p.key_lengths[w.batch]));
+  if constexpr (PADDED) {
+    if (threadIdx.x == 0) w.keys = max(0, min(p.Nk, p.key_lengths[w.batch]));
+    if constexpr (SKIPS) w.keys = __shfl_sync(~0u, w.keys, 0);
+  }
   find_rows(p, w, Nk);
+  if constexpr (SKIPS) read_kept(p, w, kept);
   return w;
 }
 
@@ -129,7 +163,8 @@ __device__ __forceinline__ void write_work(unsigned at, const Work& w) {
   if constexpr (VARLEN)
     asm volatile("st.shared.v2.b32 [%0+24], {%1, %2};\nst.shared.b32 [%0+32], %3;" ::"r"(at), "r"(w.queries), "r"(w.first_query),
                  "r"(w.first_key) : "memory");
-  if constexpr (VARLEN && DROPOUT) asm volatile("st.shared.b32 [%0+36], %1;" ::"r"(at), "r"(w.number) : "memory");
+  if constexpr (NUMBERED) asm volatile("st.shared.b32 [%0+36], %1;" ::"r"(at), "r"(w.number) : "memory");
+  if constexpr (SKIPS) asm volatile("st.shared.b32 [%0+40], %1;" ::"r"(at), "r"(w.visits) : "memory");
 }
 __device__ __forceinline__ Work read_work(unsigned at) {
   Work w;
@@ -139,17 +174,19 @@ __device__ __forceinline__ Work read_work(unsigned at) {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%3+24];\nld.shared.b32 %2, [%3+32];"
                  : "=r"(w.queries), "=r"(w.first_query), "=r"(w.first_key) : "r"(at) : "memory");
   w.number = w.batch;
-  if constexpr (VARLEN && DROPOUT) asm volatile("ld.shared.b32 %0, [%1+36];" : "=r"(w.number) : "r"(at) : "memory");
+  if constexpr (NUMBERED) asm volatile("ld.shared.b32 %0, [%1+36];" : "=r"(w.number) : "r"(at) : "memory");
+  if constexpr (SKIPS) asm volatile("ld.shared.b32 %0, [%1+40];" : "=r"(w.visits) : "r"(at) : "memory");
   return w;
 }
 
 // Calls visit(h, i) for each turn, h being a query head of the group. A row block has its turns together, so that thread blocks with
 // other numbers of row blocks still come to the same ones at the same time.
-template <class Visit> __device__ __forceinline__ void each_turn(const Params& p, const Work& w, Visit visit) {
+template <class Visit> __device__ __forceinline__ void each_turn(const Params& p, const Shared& s, const Work& w, Visit visit) {
 #pragma unroll 1
   for (int i = w.end - 1; i >= w.first; i--)
 #pragma unroll 1
-    for (int h = 0; h < p.group; h++) visit(h, i);
+    for (int h = 0; h < p.group; h++)
+      if (!SKIPS || kept_at(s, w, h, i)) visit(h, i);
 }
 
 // --- the producer: a warp, whose first lane copies
@@ -174,7 +211,7 @@ template <class Bring>
 __device__ __forceinline__ void produce_rows(const Params& p, const Shared& s, const Work& work, unsigned full, unsigned empty, Bring bring) {
   const int lane = threadIdx.x % 32;
   Slot slot = {0, 1};  // empty at first, as if a phase before had ended
-  each_turn(p, work, [&](int h, int i) {
+  each_turn(p, s, work, [&](int h, int i) {
     const Work w = VARLEN ? read_work(s.work) : work;  // again, since a producer has few registers
     bring((slot.index * BR + lane) * 4, w.row_of(p, h, i) + lane, w.rows(p) - i * BR - lane, slot, empty + 8 * slot.index);
     __syncwarp();
@@ -262,7 +299,7 @@ __device__ __forceinline__ void produce(const Params& given, const Shared& s, co
   if (!VARLEN && !copies) return;
   Slot slot = {0, 1};
   int came = cut;  // the parity of the next phase
-  each_turn(given, w, [&](int h, int i) {
+  each_turn(given, s, w, [&](int h, int i) {
     const int index = slot.index, rows = w.rows(given) - i * BR;
     produce_block(s, s.Q + index * Q_BYTES, Q_BYTES, K_SLABS, rows, s.Q_full + 8 * index, s.Q_empty + 8 * index, slot.parity, came, [&](unsigned full) {
       load_tile<BR>(s.Q + index * Q_BYTES, given.Q_tiles, full, K_SLABS, w.row(i), w.head(given, h), w.batch);
@@ -303,7 +340,7 @@ __device__ __forceinline__ void add_queries(const Params& p, const Shared& s, co
   int parity = 1;
   const int before = VARLEN ? w.first_query % 8 : 0;  // rows of other sequences among the first 8
   [[maybe_unused]] const Masks masks = masks_of(p, 0, 0, w.rows(p), VARLEN ? w.keys : p.Nk, p.Nk);
-  each_turn(p, w, [&](int h, int i) {
+  each_turn(p, s, w, [&](int h, int i) {
     const int end = before + min(BR, w.rows(p) - i * BR), first = before > 0, whole = end / 8 - first;
     float* sums = sums_of(p.dQ_acc, w.plane(p, h), p.total_q, w.row(i) - before, 0);
     wait_for(s.dQ_full, parity);
@@ -386,13 +423,25 @@ struct Consumer {
 #pragma unroll
     for (int n = 0; n < BR / 8; n++) x[n] = load_pair(array + slot.index * (BR * 4) + thread % 4 * 8 + 32 * n);
   }
+  // The first of this lane's two keys
+  __device__ __forceinline__ int first_key(int j) const { return j * BC + group * 64 + thread / 32 * 16 + thread % 32 / 4; }
   // P^T = exp(S^T - L), as soon as S^T is there
-  __device__ __forceinline__ void weigh(const Masks& masks, int i, int j, int Nq, bool whole) {
+  __device__ __forceinline__ void weigh(const Masks& masks, int i, int j, int Nq, bool whole, bool asks) {
     float2 offset[BR / 8];
-    load_rows(offset, s.offsets);
+    if constexpr (!BIAS) load_rows(offset, s.offsets);  // later where there is a bias, which takes the registers
     int large;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(large) : "r"(s.large + 4 * slot.index) : "memory");
     wait_for_products<1>(S);
+    if constexpr (BIAS) {
+      Bias bias = masks.bias + (i * BR + thread % 4 * 2) * masks.bias_row + first_key(j) * masks.bias_col;  // of the next score
+      each_score_transposed<BR / 8>(masks, first_key(j), i * BR, Nq, [&](int n, int e, int, int, bool seen) {
+        S[n][e] = __fmul_rn(S[n][e], factor);  // rounded as scale_and_mask does
+        if (seen) S[n][e] = fmaf(UNIT, load_in_place(bias), S[n][e]);
+        bias += (e % 2 ? 7 : 1) * masks.bias_row;
+        if (n == BR / 8 - 1 && e == 1) bias += 8 * masks.bias_col - BR * masks.bias_row;
+      });
+      load_rows(offset, s.offsets);
+    }
     if (large) {
 #pragma unroll
       for (int n = 0; n < BR / 8; n++) {
@@ -401,16 +450,18 @@ struct Consumer {
         for (int e = 0; e < 4; e++) S[n][e] -= e % 2 ? origin.y : origin.x;
       }
     }
-    if (!whole) {
-      const int key = j * BC + group * 64 + thread / 32 * 16 + thread % 32 / 4;
-      each_score_transposed<BR / 8>(masks, key, i * BR, Nq, [&](int n, int e, int, int, bool seen) {
+    if (!whole || asks) {
+      each_score_transposed<BR / 8>(masks, first_key(j), i * BR, Nq, [&](int n, int e, int row, int key, bool seen) {
+        if constexpr (MASK) {
+          if (seen && asks) seen = mask_says(masks, {}, row, key, Nq);
+        }
         if (!seen) S[n][e] = NEG_INF;
       });
     }
 #pragma unroll
     for (int n = 0; n < BR / 8; n++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) S[n][e] = exp2_of(fmaf(S[n][e], factor, e % 2 ? offset[n].y : offset[n].x));
+      for (int e = 0; e < 4; e++) S[n][e] = exp2_of(fmaf(S[n][e], BIAS ? 1.f : factor, e % 2 ? offset[n].y : offset[n].x));
   }
   // dS^T = P^T * (dP^T - D), as soon as dP^T is there: not before it are there registers for the random numbers of P^T.
   __device__ __forceinline__ void find_score_gradients(const Dropout& dropout, int i, int j) {
@@ -425,6 +476,12 @@ struct Consumer {
     for (int n = 0; n < BR / 8; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) dP[n][e] = score_gradient(S[n][e], dP[n][e], e % 2 ? D[n].y : D[n].x, dropout.scale);
+  }
+  // The bias is added to scaled scores, for each query head by itself.
+  __device__ __forceinline__ void add_bias_gradients(const Masks& masks, float* sums, int i, int j, int Nq) const {
+    each_score_transposed<BR / 8>(masks, first_key(j), i * BR, Nq, [&](int n, int e, int row, int key, bool seen) {
+      if (seen) atomicAdd(sums + row * masks.p->dbias.row + key * masks.p->dbias.col, dP[n][e]);
+    });
   }
   static __device__ __forceinline__ void round(unsigned (&to)[BR / 16][4], const float (&from)[BR / 8][4]) {
 #pragma unroll
@@ -519,15 +576,21 @@ struct Consumer {
   }
 
   // All turns, the last one apart: the compiler has a loop's products run by themselves if none are under way where it is left.
-  // `find` makes P^T and dS^T of block i and query head h.
-  template <class Find> __device__ __forceinline__ void turns(int end, int heads, int left, Find find) {
+  // `find` makes P^T and dS^T of block i and query head h, as far as `visits` has them.
+  template <class Visits, class Find> __device__ __forceinline__ void turns(int end, int heads, int left, Visits visits, Find find) {
     int i = end - 1, of_block = heads;  // turns of this row block
+    const auto advance = [&] {
+      do {
+        if (--of_block == 0) i--, of_block = heads;
+      } while (SKIPS && !visits(i, heads - of_block));
+    };
+    if (SKIPS && !visits(i, 0)) advance();
     if (PING_PONG && group == CONSUMERS - 1) pass_turn();
     begin_score_gradients();
     multiply_scores(slot);
     wait_for_products<0>(S);  // what is set to 0 may not be so while products are on their way
     multiply_output_gradients();
-    find(i, 0);
+    find(i, heads - of_block);
 #pragma unroll 1
     while (--left > 0) {
       float dQ[dQ_COLS / 8][4];
@@ -539,7 +602,7 @@ struct Consumer {
       slot = slot.next();
       multiply_output_gradients();
       hand_on_queries();
-      if (--of_block == 0) i--, of_block = heads;
+      advance();
       find(i, heads - of_block);
     }
     float dQ[dQ_COLS / 8][4];
@@ -591,6 +654,14 @@ __device__ __forceinline__ void write_rows(const float (&C)[N / 8][4], float sca
   }
 }
 
+// Masks with what is a query head's own
+__device__ __forceinline__ Masks masks_of_head(const Params& p, const Masks& masks, const Work& w, int head, bool asks) {
+  Masks own = masks_of(p, w.batch, head, w.rows(p), w.rows(p) + masks.diagonal, masks.keys);
+  own.batch = w.number;
+  if (asks) own.of_head = score_of_heads<1>(p, score_at(own, 0, 0, w.rows(p)), 0);
+  return own;
+}
+
 __device__ __forceinline__ void consume(const Params& p, const Params& given, const Shared& s, const Work& w, int group) {
   Consumer c = {s, group, unknown(static_cast<int>(threadIdx.x % WARPGROUP)), p.scale * UNIT, {0, 0}};
 #pragma unroll
@@ -606,11 +677,15 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
     wait_for(s.KV_full, 0);
     const int Nq = w.rows(p);
     const Masks masks = masks_of(p, 0, 0, Nq, VARLEN ? w.keys : p.Nk, PADDED || VARLEN ? w.keys : p.Nk);
-    c.turns(w.end, p.group, turns, [&](int i, int h) {
-      const int last = min((i + 1) * BR, Nq) - 1;
+    const auto visits = [&](int i, int h) { return kept_at(s, w, h, i) != 0; };
+    c.turns(w.end, p.group, turns, visits, [&](int i, int h) {
+      const int last = min((i + 1) * BR, Nq) - 1, head = w.head(p, h);
       const bool whole = (w.j + 1) * BC <= visible_end(masks, i * BR) && (!WINDOW || w.j * BC >= visible_begin(masks, last));
-      c.weigh(masks, i, w.j, Nq, whole);
-      c.find_score_gradients(dropout_of(p, w.number, w.head(p, h)), i, w.j);
+      const bool asks = MASK && kept_at(s, w, h, i) & 2;
+      const Masks& own = MASK || BIAS ? masks_of_head(p, masks, w, head, asks) : masks;
+      c.weigh(own, i, w.j, Nq, whole, asks);
+      c.find_score_gradients(dropout_of(p, w.number, head), i, w.j);
+      if constexpr (DBIAS) c.add_bias_gradients(own, p.dbias.of(w.batch, head), i, w.j, Nq);
     });
     meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j
   }
@@ -629,8 +704,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fa3_backward(const __gr
   extern __shared__ __align__(1024) unsigned char sram[];
   const Shared s(shared_address(sram));
   if (threadIdx.x == 0) s.init_barriers();
-  if (threadIdx.x < (VARLEN ? 32 : 1)) {
-    const Work w = find_work(p);
+  if (threadIdx.x < (VARLEN || SKIPS ? 32 : 1)) {
+    const Work w = find_work(p, reinterpret_cast<unsigned*>(sram + (s.kept - s.K)));
     if (threadIdx.x == 0) write_work(s.work, w);
   }
   __syncthreads();

@@ -326,8 +326,8 @@ def plan_backward(
     tiling = _checked_choice(problem, device, algorithm, tiling, backward=True)
     require_flag("deterministic", deterministic)
     require_flag("dbias", dbias)
-    if dbias and algorithm != "fa2":
-        what = f"algorithm {algorithm!r}, which has no gradient of the bias: 'fa2' has"
+    if dbias and algorithm not in ("fa2", "fa3"):
+        what = f"algorithm {algorithm!r}, which has no gradient of the bias: 'fa2' and 'fa3' have"
         raise ValueError(f"dbias (a call's return_dbias) must be False for {what}")
     _require_sums(problem, algorithm, dscore)
     if dbias and not problem.options.bias:

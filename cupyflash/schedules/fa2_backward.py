@@ -70,11 +70,13 @@ class _Fa2Kernels(BackwardSchedule):
     """The common part of the two schedules of this file."""
 
     params: ClassVar[Params] = gradient_params(*arrays("float", POINTER, ("D", "dQ_acc", "dsinks")))
+    by_tiles: ClassVar[bool] = True
+    """Whether it reads what functions have captured of a row or a key once for a tile."""
 
     def constants(self) -> Constants:
         rows, cols = self.shares
         return (
-            *element_constants(self.problem, with_derivative=True, by_tiles=True),
+            *element_constants(self.problem, with_derivative=True, by_tiles=self.by_tiles),
             *named(BR=self.block_rows, BC=self.block_cols, KEPT_ROWS=rows, KEPT_COLS=cols),
             *named(VARLEN=int(self.problem.options.packed)),
         )
@@ -328,6 +330,10 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         if self.sums is not None:
             yield from self.sums.walks(self.parts_beside(self.sums))
 
+    def head_reads(self) -> tuple[Move, ...]:
+        """The main kernel's reads of what functions have captured of a head."""
+        return captured(self.problem, "head", BEGIN)
+
     def _main_walk(self, launch: GradientsLaunch, parts: tuple[Part, ...], sums: Tensor) -> Walk:
         """A column block's walk: K and V, Q and dO of the row blocks that see it, of every query head of the group, dK and dV."""
         p, packed = self.problem, self.together
@@ -340,14 +346,14 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             *search_reads(packed, "k"),
             *length_reads(p),
             *tile_reads(self),
-            *captured(p, "head", BEGIN),
+            *self.head_reads(),
             *(Move(tensor(p, name), SEEN, tile=name, room=self.whole_boxes) for name in ("K", "V") if launch.dk or name == "K"),
-            *captured(p, "key", When("gj")),
+            *captured(p, "key", When("gj"), by_tiles=self.by_tiles),
             *(Move(tensor(p, name), VISIT, tile=tile, room=self.whole_boxes) for name, tile in (("Q", "Q, dO"), ("dO", of_dO))),
             load(given_name(p), VISIT, "L, D"),
             *([load("D", VISIT, "L, D")] if launch.dk else []),
-            *captured(p, "row", VISIT, MIXED),
-            *score_reads(p, by_tiles=True),
+            *captured(p, "row", VISIT, MIXED, by_tiles=self.by_tiles),
+            *score_reads(p, by_tiles=self.by_tiles),
         ]
         # An atomic reads and writes.
         added = [tensor(p, "dbias")] * self.dbias + [sums] * self.sums_queries

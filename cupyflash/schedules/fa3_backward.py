@@ -19,15 +19,17 @@ from cupyflash.request.options import OPTIONS, refused
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Constants, named
 from cupyflash.schedules import fa3_tiles
-from cupyflash.schedules.base import Kernel, Workspace, total_bytes
+from cupyflash.schedules.base import WARP, Kernel, Workspace, tile_constants, total_bytes
 from cupyflash.schedules.fa2_backward import SUMMED_ROWS, Fa2BackwardSchedule
-from cupyflash.schedules.fa2_backward_tiles import GradientsLaunch, Warps
+from cupyflash.schedules.fa2_backward_tiles import GradientsLaunch, Warps, block_mask_column_bytes
 from cupyflash.schedules.fa3_tiles import BARRIER_BYTES, SLAB, WARPGROUP, WARPGROUP_ROWS, slab_bytes
-from cupyflash.schedules.moves import BEGIN, END, VISIT, Move, Room, Tensor, Walk
+from cupyflash.schedules.moves import BEGIN, END, MIXED, VISIT, Move, Room, Tensor, Walk, captured
 from cupyflash.schedules.parts import Part
 from cupyflash.tiling import DoesNotFit, TileSize
 
 CONSUMERS = 2
+WARPS = CONSUMERS * WARPGROUP // WARP
+"""Consumer warps of a thread block."""
 BLOCK_COLS = CONSUMERS * WARPGROUP_ROWS
 """Bc: 64 keys for each consumer warpgroup, whose registers hold their dK and dV."""
 STAGES = 2
@@ -38,6 +40,8 @@ REGISTERS = 240, 24
 """Registers of a consumer's and of a producer's thread."""
 MOST_DIM = 128
 """The most that d and d_v may be: beyond it registers do not hold dK and dV of 64 keys."""
+MOST_BIASED_DIM = 64
+"""The most that they may be beside a bias, whose addresses take registers."""
 FLOATS_OF_ROW = 3
 """Numbers of each row in a slot: two that its exponents are relative to, and D."""
 WORD = 4
@@ -52,8 +56,9 @@ MAPPED = {"Q": WARPGROUP_ROWS, "dO": WARPGROUP_ROWS, "K": BLOCK_COLS, "V": BLOCK
 
 
 def block_rows(problem: Problem) -> int:
-    """Br: as many rows as registers hold of S and dP beside the gradients, and random numbers."""
-    few = max(problem.head_dim, problem.head_dim_v) <= SLAB and not problem.options.dropout
+    """Br: as many rows as registers hold of S and dP beside the gradients, and what is asked for each score."""
+    asked = problem.options
+    few = max(problem.head_dim, problem.head_dim_v) <= SLAB and not (asked.dropout or asked.masked or asked.bias)
     return 2 * WARPGROUP_ROWS if few else WARPGROUP_ROWS
 
 
@@ -61,6 +66,8 @@ def refusal(problem: Problem, device: Device) -> str | None:
     """The reason why the kernel does not run a problem with any tile, in one sentence; None if it does."""
     if (widest := max(problem.head_dim, problem.head_dim_v)) > MOST_DIM:
         return f"the kernel takes d and d_v up to {MOST_DIM}, and this has {widest}"
+    if problem.options.bias and widest > MOST_BIASED_DIM:
+        return f"the kernel takes a bias with d and d_v up to {MOST_BIASED_DIM}, and this has {widest}"
     if lacking := refused(problem.options, "fa3 backward"):
         return f"the kernel has no place for {OPTIONS[lacking].words}"
     if problem.seqlen_k > MOST_BLOCKS * BLOCK_COLS:
@@ -81,6 +88,7 @@ def rooms(problem: Problem, rows: int) -> tuple[Room, ...]:
         Room("dQ", (rows + SUMMED_ROWS * problem.options.packed) * whole * WORD),
         Room("L, D", STAGES * rows * FLOATS_OF_ROW * WORD),
         Room("barriers", BARRIER_BYTES * (4 + 6 * STAGES) + WORK_BYTES + WORD * STAGES),
+        Room("mask's tiles", block_mask_column_bytes(problem, rows)),
     )
 
 
@@ -109,6 +117,7 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
 
     algorithm: ClassVar[str] = "fa3"
     whole_boxes: ClassVar[bool] = True
+    by_tiles: ClassVar[bool] = False
     params: ClassVar[Params] = Params(
         (*params.maps(*(f"{name}_tiles" for name in MAPPED)), *Fa2BackwardSchedule.params.fields, *OWN)
     )
@@ -117,6 +126,15 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
     @property
     def stages(self) -> int:
         return STAGES
+
+    @property
+    def state_words(self) -> int | None:
+        """None if thread blocks add to dQ one after the other: each has its turn then."""
+        return None if self.deterministic else super().state_words
+
+    def head_reads(self) -> tuple[Move, ...]:
+        """Each consumer warp reads it anew where it asks the mask, since query heads take turns."""
+        return captured(self.problem, "head", VISIT, MIXED, times=WARPS)
 
     def _rooms(self, warps: Warps) -> tuple[Room, ...]:
         return rooms(self.problem, self.block_rows)
@@ -175,5 +193,6 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
         return (
             *self.constants(),
             *named(STAGES=STAGES, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer, PING_PONG=int(PING_PONG)),
-            *named(ORDERED=int(self.deterministic)),
+            *tile_constants(self),
+            *named(ORDERED=int(self.deterministic), DBIAS=int(self.dbias)),
         )

@@ -15,7 +15,7 @@ from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule
 from cupyflash.schedules.fa1_backward import Fa1BackwardSchedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule, SumsSchedule
 from cupyflash.schedules.fa2_backward_tiles import launches
-from cupyflash.schedules.fa3_backward import Fa3BackwardSchedule
+from cupyflash.schedules.fa3_backward import WARPS, Fa3BackwardSchedule
 from cupyflash.schedules.row_bases import RowBasesSchedule
 from cupyflash.sim.theory import forms
 from cupyflash.sim.theory.forms import FLOAT32, blocks_in
@@ -156,11 +156,14 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     Nq, atomics = group * p.seqlen_q, schedule.sums_queries
     loaded, made = _loaded(schedule, keys, heads), len(launches(p))
     copied = R + group * _rows_behind(schedule, keys)
-    scores = _mask_bytes(schedule, keys, heads, by_tiles=True)
-    of_keys = sum(times * columns_of(schedule, keys, None if kept is None else kept.visited) for times, kept in heads)
+    scores, asked = _mask_bytes(schedule, keys, heads, by_tiles=schedule.by_tiles), _asked(schedule, keys, heads)
     col_blocks = blocks_in(p.seqlen_k, schedule.block_cols)
-    by_tiles = tile_bytes(p, R, of_keys, _asked(schedule, keys, heads).row_visits, of_keys)
-    beside = scores + head_bytes(p, group * col_blocks) + by_tiles
+    beside = scores
+    if schedule.by_tiles:
+        of_keys = sum(times * columns_of(schedule, keys, None if kept is None else kept.visited) for times, kept in heads)
+        beside += head_bytes(p, group * col_blocks) + tile_bytes(p, R, of_keys, asked.row_visits, of_keys)
+    else:  # FlashAttention-3's consumer warps each read what a mask has of a head where they ask it
+        beside += head_bytes(p, WARPS * asked.visits)
     # A row of dQ's sum has padded columns.
     sums = (R + Nq) * blocks_in(p.head_dim, 16) * 16 * FLOAT32 * atomics
     added = Counter(dQ_acc=sums, dbias=scores["bias"] // p.bias_itemsize * FLOAT32 * schedule.dbias)

@@ -40,7 +40,7 @@ class Visits:
 
     row_visits: R = sum of r_i c_i, with r_i the rows of row block i and c_i the column blocks that it visits. rows: r_i where
     c_i > 0. keys: those in the c_i column blocks. blocks: the column blocks that position leaves, to which a block mask applies.
-    ends: row blocks that visit the last column block, where the keys end.
+    ends: row blocks that visit the last column block, where the keys end. visits: the c_i.
     """
 
     row_visits: int
@@ -48,6 +48,7 @@ class Visits:
     keys: int
     blocks: int
     ends: int
+    visits: int
 
     @classmethod
     def of_heads(cls, counted: Iterable[tuple[int, Visits]]) -> Visits:
@@ -175,7 +176,8 @@ def visits_of(schedule: TileSchedule, keys: int, kept: Array | None = None) -> V
     """The sums for a head with `keys` keys that visits the tiles `kept` (Tr, Tc), or all."""
     if kept is not None:
         return _kept_visits(schedule, keys, kept)
-    return Visits(*forms.visited(schedule.problem.seqlen_q, keys, *schedule.blocks, *sides(schedule.problem)))
+    found = forms.visited(schedule.problem.seqlen_q, keys, *schedule.blocks, *sides(schedule.problem))
+    return Visits(*found, visits=found[3])
 
 
 def columns_of(schedule: TileSchedule, keys: int, kept: Array | None = None, room: int | None = None) -> int:
@@ -205,7 +207,8 @@ def _kept_visits(schedule: TileSchedule, keys: int, kept: Array) -> Visits:
     visited = kept & (begin[:, None] <= j) & (j < end[:, None])
     visits, widths = visited.sum(axis=1), np.clip(keys - j * bc, 0, bc)
     ends = int(visited[:, blocks_in(keys, bc) - 1].sum()) if keys else 0
-    return Visits(int(rows @ visits), int(rows[visits > 0].sum()), int((visited @ widths).sum()), int((end - begin).sum()), ends)
+    left, keys_of_all = int((end - begin).sum()), int((visited @ widths).sum())
+    return Visits(int(rows @ visits), int(rows[visits > 0].sum()), keys_of_all, left, ends, int(visits.sum()))
 
 
 def scores_of(p: Problem, keys: int, kept: Array | None = None, blocks: tuple[int, int] = (1, 1)) -> int:
