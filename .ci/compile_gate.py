@@ -54,6 +54,7 @@ from cupyflash.schedules import (
     Kernel,
     Schedule,
     fa2_tiles,
+    fa3_backward,
     plan_backward,
     plan_decode,
     plan_softmax,
@@ -106,6 +107,11 @@ SOFTMAX_COLS = (2, 20, 1000, 5000)
 FA3_HEADS = (16, 40, 64, 96, 128, 160, 192, 256)
 FA3_GRADIENTS = ((64, 64), (16, 40), (40, 128), (96, 96), (128, 80), (128, 128))  # (d, d_v)
 FA3_MASKS = ((), ("causal",), ("window",), ("padded", "causal"), ("packed",), ("packed", "window"))
+# Of gradients, whatever each score or weight has of its own; a bias where heads are narrow.
+FA3_OWN_GRADIENTS = (
+    *(("mask",), ("dropout", "causal"), ("mask", "dropout", "window", "padded"), ("documents", "padded")),
+    *(("documents", "packed"), ("dropout", "packed", "window"), ("bias", "causal"), ("bias", "mask", "dropout", "window")),
+)
 # Whatever each score or weight has of its own; "documents" is DOCUMENTS.
 FA3_OWN = (
     *(("mask",), ("mask", "window"), ("bias", "causal"), ("dropout",), ("dropout", "window"), ("documents", "packed")),
@@ -329,6 +335,16 @@ def fa3_backward_schedules(device: Device) -> Labelled:
                 problem = posed(d, dtype, ((*masks, *(("sinks",) if turn % 2 else ())), False), value)
                 make = plan_varlen_backward if problem.options.packed else plan_backward
                 yield labelled("fa3 backward", make(problem, device, algorithm="fa3", deterministic=deterministic), *masks)
+    for (d, value), masks in itertools.product(FA3_GRADIENTS, FA3_OWN_GRADIENTS):
+        if "bias" in masks and max(d, value) > fa3_backward.MOST_BIASED_DIM:
+            continue
+        given = tuple(name for name in masks if name != "documents")
+        problem = posed(d, "float16", (given, False), value)
+        problem = problem.asking(mask_function=DOCUMENTS.form if "documents" in masks else None)
+        if problem.options.packed:
+            yield labelled("fa3 backward", plan_varlen_backward(problem, device, algorithm="fa3"), *masks)
+        else:
+            yield labelled("fa3 backward", plan_backward(problem, device, "fa3", dbias="bias" in masks), *masks)
 
 
 def varlen_schedules(device: Device) -> Labelled:

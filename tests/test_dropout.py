@@ -299,7 +299,6 @@ def test_what_has_no_dropout_says_so() -> None:
     few = Problem(1, 1, 1, 1, 100_000, 128, "float16", dropout=True)
     assert choose(few.asking(dropout=False), A100).algorithm == "decode" and choose(few, A100).algorithm == "fa2"
     for refused in (
-        lambda: plan_backward(problem, hopper, "fa3").kernels(),
         lambda: plan_decode(few, A100),
         lambda: execute(plan(problem, A100), *drawn(problem.asking(dropout=False)).qkv),
         lambda: Problem(70_000, 1, 1, 4, 4, 16, "float16", dropout=True),

@@ -15,21 +15,35 @@ from test_backward_sparse import check_packed
 from test_l2_calls import ALL
 
 import cupyflash
-from cupyflash import Device, Problem
+from cupyflash import Device, Mask, Problem, Score
 from cupyflash.request.options import BlockMask
 from cupyflash.schedules import choose_backward, fa3_backward, plan_backward, plan_varlen_backward
-from cupyflash.sim import l2, theory
+from cupyflash.sim import l2, replay, theory
 from cupyflash.sim.execution import execute_backward, execute_varlen_backward
 from cupyflash.sim.numbers.inputs import Inputs
-from cupyflash.sim.numbers.reference import reference
+from cupyflash.sim.numbers.reference import reference, reference_gradients
 from cupyflash.sim.numbers.yardstick import draw_gradient, measure_gradients
 from cupyflash.sim.ptx.execute import ptx_machine
 from cupyflash.sim.ptx.state.lane_sets import Geometry
 from cupyflash.sim.verification import verify
 from suites import MORE, sweep, wide
-from yardstick import draw
+from yardstick import draw, draw_masks
 
 H100, A100 = Device.named("H100-SXM"), Device.named("A100-40GB")
+
+
+DOCUMENTS = Mask("doc[q] == doc[k]", doc=np.repeat(np.arange(9, dtype=np.int32), 30))
+FUNCTIONS = (
+    DOCUMENTS,
+    Mask("q - k < 70 or k < 4"),
+    Mask("k % 3 > 0 or w[h] > 0", w=np.ones(6, np.float32)),
+    Mask("k <= q or k < n[b]", n=np.ones(4, np.int32)),
+)
+OWN: tuple[dict[str, Any], ...] = (
+    *({}, {}, {"mask": True}, {"dropout": True}, {"bias": True}, {"mask": True, "bias": True, "dropout": True}),
+    *({"mask_function": each.form} for each in FUNCTIONS),
+    {"mask_function": FUNCTIONS[0].form, "dropout": True},
+)
 
 
 @st.composite
@@ -46,6 +60,9 @@ def problems(draw_one: st.DrawFn) -> Problem:
     }
     if draw_one(st.booleans()):
         asked |= {"padded": True, "key_lengths": tuple(draw_one(st.integers(0, n_k)) for _ in range(batch))}
+    asked |= draw_one(st.sampled_from(OWN))
+    if "bias" in asked:
+        d, d_v = min(d, 64), min(d_v, 64)
     dtype = draw_one(st.sampled_from(("float16", "bfloat16")))
     return Problem(batch, kv_heads * group, kv_heads, n_q, n_k, d, dtype, head_dim_v=d_v, **asked)
 
@@ -60,7 +77,7 @@ def test_random_problems(data: st.DataObject) -> None:
 @sweep(1, 8)
 def test_random_packed_sequences(data: st.DataObject) -> None:
     """Sequences may have any lengths, also none, and begin anywhere."""
-    one = data.draw(problems()).asking(packed=True, padded=False, key_lengths=None)
+    one = data.draw(problems()).asking(packed=True, padded=False, key_lengths=None, mask=False, bias=False, mask_function=None)
     lengths = st.tuples(st.integers(0, one.seqlen_q), st.integers(0, one.seqlen_k))
     seqlens = (*data.draw(st.lists(lengths, max_size=3)), (1 + one.seqlen_q // 2, 1 + one.seqlen_k // 2))  # of none there is no map
     problem = replace(one, batch=len(seqlens)).asking(sinks=False)
@@ -154,6 +171,56 @@ def test_keys_and_rows_that_are_not_there_may_hold_anything() -> None:
     assert not dk[0, :, 100:].any() and not dv[0, :, 100:].any() and not dk[1].any() and not dq[1].any()
 
 
+@pytest.mark.wide
+@pytest.mark.parametrize("shape", [(2, 3, 140, 150), (140, 150), (3, 1, 150)])
+def test_the_gradient_of_a_bias(shape: tuple[int, ...]) -> None:
+    """In the bias's own shape, of float32, beside the gradients that there are without it."""
+    problem = Problem(2, 3, 3, 140, 150, 64, "float16", causal=True)
+    (q, k, v), dout = draw(problem), draw_gradient(problem)
+    bias = np.random.default_rng(1).standard_normal(shape).astype(np.float16)
+    with cupyflash.simulated_device(H100):
+        out, lse = cupyflash.attention(q, k, v, causal=True, bias=bias, return_lse=True)
+        made = cupyflash.attention_backward(
+            dout, q, k, v, out, lse, causal=True, bias=bias, return_dbias=True, algorithm="fa3", deterministic=shape[0] == 2
+        )
+    expected = reference_gradients(dout, q, k, v, causal=True, bias=bias)["dbias"].sum(axis=tuple(range(4 - len(shape))))
+    expected = expected.sum(axis=tuple(n for n, length in enumerate(shape) if length == 1), keepdims=True)
+    assert made[3].shape == shape and np.allclose(made[3], expected, rtol=4e-3, atol=4e-3)
+    numbers = measure_gradients(
+        dict(zip(("dQ", "dK", "dV"), made[:3], strict=True)), dout, Inputs.of(q, k, v, causal=True, bias=bias)
+    )
+    assert all(each.good for each in numbers.values())
+
+
+@pytest.mark.wide
+def test_a_bias_gradients_bytes() -> None:
+    problem = Problem(2, 4, 2, 140, 190, 32, "float16", causal=True, bias=True)
+    schedule = plan_backward(problem, H100, "fa3", dbias=True)
+    (q, k, v), masks, dout = draw(problem), draw_masks(problem), draw_gradient(problem)
+    out, lse = reference(q, k, v, causal=True, **masks)
+    dbias = np.zeros((2, 4, 140, 190), np.float32)
+    found = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), **masks, dbias=dbias)
+    assert theory.traffic(schedule) == replay(schedule) == found.traffic and found.findings == ()
+
+
+@pytest.mark.wide
+def test_tiles_that_a_mask_leaves_empty_are_left_out() -> None:
+    """A mask of documents by tiles: of Q and dO only the blocks of the keys' own documents are read."""
+    mask = np.zeros((256, 256), bool)
+    for first in (0, 128):
+        mask[first : first + 128, first : first + 128] = True
+    problem = Problem(1, 1, 1, 256, 256, 128, "float16", mask=True)
+    (q, k, v), dout = draw(problem), draw_gradient(problem)
+    out, lse = reference(q, k, v, mask=mask)
+    given = dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32)
+    schedule = plan_backward(Problem.from_arrays(q, k, v, mask=mask), H100, "fa3")
+    found = execute_backward(schedule, *given, mask=mask)
+    whole = execute_backward(plan_backward(problem.asking(mask=False), H100, "fa3"), *given)
+    assert found.findings == () and found.traffic == theory.traffic(schedule)
+    assert found.traffic["Q"].read_bytes * 2 == whole.traffic["Q"].read_bytes
+    assert found.counters["fa3_backward"].tensor("mask").read_bytes == 0, "all tiles are empty or whole"
+
+
 @pytest.mark.parametrize("d", [64, wide(128)])
 def test_no_bank_conflicts(d: int) -> None:
     problem = Problem(1, 1, 1, 130, 140, d, "float16")
@@ -174,8 +241,12 @@ def test_auto_takes_it_where_it_runs() -> None:
     assert choose_backward(plain, H100, (64, 64)).algorithm == choose_backward(plain, A100).algorithm == "fa2"
     assert choose_backward(plain, H100.with_sram("100KB")).reason.startswith("fa3's backward needs 198,")
     assert choose_backward(plain, H100, refused="a stride").reason == "fa3's backward does not run this: a stride"
-    for others in (Problem(1, 1, 1, 64, 64, 256, "float16"), plain.asking(mask=True), Problem(1, 1, 1, 64, 64, 64, "float32")):
+    for others in (Problem(1, 1, 1, 64, 64, 256, "float16"), plain.asking(bias=True), Problem(1, 1, 1, 64, 64, 64, "float32")):
         assert choose_backward(others, H100).algorithm == "fa2"
+    for asked in ({"mask": True}, {"dropout": True}, {"mask_function": DOCUMENTS.form}):
+        assert choose_backward(plain.asking(**asked), H100).algorithm == "fa3"
+    narrow = Problem(2, 4, 2, 300, 300, 64, "float16", dropout=True)
+    assert choose_backward(narrow, H100).reason.startswith("with dropout and heads of up to 64 the clock has fa3 5 % faster")
 
 
 def test_a_call_by_auto_is_that_of_fa3() -> None:
@@ -202,6 +273,7 @@ def test_a_call_by_auto_is_that_of_fa3() -> None:
     ("problem", "words"),
     [
         (Problem(1, 1, 1, 64, 64, 192, "float16"), "takes d and d_v up to 128, and this has 192"),
+        (Problem(1, 1, 1, 64, 64, 72, "float16", bias=True), "takes a bias with d and d_v up to 64, and this has 72"),
         (Problem(1, 1, 1, 64, 64, 64, "float32"), "half types"),
         (Problem(1, 1, 1, 64, 64, 64, "float16", alignment=8), "multiples of 16 bytes"),
         (Problem(1, 1, 1, 64, 64, 64, "float16", scale=-1.0), "scale is positive"),
@@ -215,7 +287,8 @@ def test_what_it_does_not_run(problem: Problem, words: str) -> None:
 def test_options_and_blocks_that_it_has_not() -> None:
     plain = Problem(1, 1, 1, 64, 64, 64, "float16")
     sparse = plain.asking(block_mask=BlockMask.of(np.ones((1, 1), bool)))
-    for asked in (plain.asking(mask=True), plain.asking(bias=True), sparse):
+    scored = plain.asking(score=Score("2 * s").form)
+    for asked in (scored, sparse):
         with pytest.raises(ValueError, match=r"the backward of 'fa3' has no place for"):
             plan_backward(asked, H100, "fa3")
     with pytest.raises(ValueError, match="runs blocks of Br 128 x Bc 128; the tiling asks for Br 64 x Bc 64"):

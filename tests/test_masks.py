@@ -362,7 +362,7 @@ def test_calls_that_are_refused() -> None:
     q, k, v = arrays()
     problem, hopper = posed(q, k, v, mask_of(TEXTS["prefix"])), Device.named("H100-SXM")
     for refused, said in (
-        (lambda: plan_backward(problem, hopper, "fa3").kernels(), "mask"),
+        (lambda: plan_backward(problem.asking(score=Score("2 * s").form), hopper, "fa3").kernels(), "score"),
         (lambda: plan_varlen(problem, A100), "attention_varlen has no place for a mask's pattern"),
         (lambda: execute(plan(problem, A100), q, k, v, mask=STEPS), "another mask function"),
         (

@@ -130,6 +130,15 @@ def test_gradients() -> None:
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_on_a_hopper(deterministic: bool) -> None:
+    problem, hopper = problem_of(MASK), Device.named("H100-SXM")
+    patterns = patterns_of(problem, UNEVEN, MASK.arrays | MASK.numbers)
+    how: Any = {"algorithm": "fa3", "deterministic": deterministic}
+    check_backward(plan_varlen_backward(problem, hopper, UNEVEN, patterns=patterns, **how))
+
+
+@pytest.mark.wide
 def test_too_many_tiles_are_asked_for_every_score(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the longest sequence's tiles have no room, none are skipped, not even in short ones."""
     monkeypatch.setattr(mask_tiles, "MOST_STATE_BYTES", 8 * 2)  # 64 tiles

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_backward_sparse import run_packed
 
-from cupyflash import Device, Problem
+from cupyflash import Device, Mask, Problem
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.numbers.reference import reference
@@ -25,6 +25,9 @@ PROBLEMS = {
     "many": Problem(1, 1, 1, 330, 130, 80, "float16"),
     "causal": Problem(1, 1, 1, 200, 200, 80, "float16", causal=True),
     "narrow": Problem(1, 1, 1, 150, 150, 40, "float16"),
+    "dropout": Problem(1, 2, 1, 70, 150, 80, "float16", dropout=True),
+    "by heads": Problem(1, 2, 1, 100, 150, 80, "float16", mask_function=Mask("q // 70 == k // 70 or h > 0").form),
+    "biased": Problem(1, 2, 1, 70, 150, 40, "float16", bias=True),
 }
 """Ragged both ways; two column blocks, of two to six turns in blocks of 64 x 128, or of 128 x 128 where d is narrow."""
 
@@ -62,6 +65,40 @@ MUTANTS = {
         "    for (int at = dS_BYTES; at < dS_BYTES; at +=",
         "uninitialised",
     ),
+    "all heads drop the first one's weights": mutant(
+        "dropout_of(p, w.number, head)", "dropout_of(p, w.number, 0)", "numbers", "dropout"
+    ),
+    "dropped weights reach dV": mutant("round(P, KeptWeights(S).of);", "round(P, S);", "numbers", "dropout"),
+    "dV is not scaled by dropout": mutant("DROPOUT ? dropout_of(p, 0, 0).scale : 1.f", "1.f", "numbers", "dropout"),
+    "weights are dropped by other keys": mutant(
+        "each_weight_transposed<true>(S, dropout, j * BC + group * 64",
+        "each_weight_transposed<true>(S, dropout, j * BC",
+        "numbers",
+        "dropout",
+    ),
+    "a mask is not asked": mutant("asks = MASK && kept_at(s, w, h, i) & 2;", "asks = false;", "numbers|bytes", "by heads"),
+    "every mask is the first head's": mutant(
+        "masks_of_head(p, masks, w, head, asks)", "masks_of_head(p, masks, w, 0, asks)", "numbers", "by heads"
+    ),
+    "all heads visit the first one's blocks": mutant(
+        "(h * kept_words(w) + i / 32", "(i / 32", "numbers|deadlock|bytes", "by heads"
+    ),
+    "blocks that are left out have turns": mutant(
+        "w.visits += __popc(kept[h * words + word]);",
+        "w.visits = max(0, w.end - w.first) * p.group;",
+        "deadlock|numbers|out of bounds|race",
+        "by heads",
+    ),
+    "nobody waits for what a mask says": mutant(
+        "  __syncwarp();\n  for (int word = w.first",
+        "  for (int word = w.first",
+        "race",
+        "by heads",
+    ),
+    "the bias is that of other rows": mutant(
+        "bias += (e % 2 ? 7 : 1) * masks.bias_row;", "bias += 7 * masks.bias_row;", "numbers|bounds", "biased"
+    ),
+    "a second key has the first one's bias": mutant("bias += 8 * masks.bias_col - BR", "bias += -BR", "numbers", "biased"),
     "barriers are not published": mutant(
         "    publish_barriers();\n",
         "",
