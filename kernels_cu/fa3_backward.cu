@@ -153,7 +153,9 @@ __device__ __forceinline__ Work find_work(const Params& p, unsigned* kept) {
     if constexpr (SKIPS) w.keys = __shfl_sync(~0u, w.keys, 0);
   }
   find_rows(p, w, Nk);
-  if constexpr (SKIPS) read_kept(p, w, kept);
+  if constexpr (SKIPS) {
+    if (w.j >= 0) read_kept(p, w, kept);
+  }
   return w;
 }
 

@@ -117,14 +117,15 @@ def _loaded(schedule: BackwardSchedule, keys: int, heads: Heads) -> int:
     return columns_of(schedule, keys, np.any(masks, axis=0) if masks else None, room)
 
 
-def _rows_behind(schedule: BackwardSchedule, keys: int) -> int:
+def _rows_behind(schedule: BackwardSchedule, keys: int, heads: Heads) -> int:
     """Rows beyond a packed sequence in all copies of its last row block, since FlashAttention-3 loads whole blocks."""
     last = blocks_in(schedule.problem.seqlen_q, schedule.block_rows) - 1
     if not isinstance(schedule, Fa3BackwardSchedule) or last not in seen_blocks(schedule, keys):
         return 0
     begin, end = span(schedule, keys, last)
     room = min((last + 1) * schedule.block_rows, schedule.rooms_beyond[0])
-    return (end - begin) * (room - schedule.problem.seqlen_q)
+    visits = (times * (end - begin if kept is None else int(kept.visited[last, begin:end].sum())) for times, kept in heads)
+    return sum(visits) * (room - schedule.problem.seqlen_q)
 
 
 def _fa1(schedule: Fa1BackwardSchedule, keys: int, heads: Heads) -> Traffic:
@@ -155,7 +156,7 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     R = visits.row_visits
     Nq, atomics = group * p.seqlen_q, schedule.sums_queries
     loaded, made = _loaded(schedule, keys, heads), len(launches(p))
-    copied = R + group * _rows_behind(schedule, keys)
+    copied = R + _rows_behind(schedule, keys, heads)
     scores, asked = _mask_bytes(schedule, keys, heads, by_tiles=schedule.by_tiles), _asked(schedule, keys, heads)
     col_blocks = blocks_in(p.seqlen_k, schedule.block_cols)
     beside = scores
