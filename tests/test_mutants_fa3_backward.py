@@ -12,7 +12,7 @@ from cupyflash import Device, Mask, Problem
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.numbers.reference import reference
-from cupyflash.sim.numbers.yardstick import draw_gradient
+from cupyflash.sim.numbers.yardstick import draw_gradient, draw_mask, knowing_mask
 from cupyflash.sim.verification import DrawnInputs, VerifiedRun, run_drawn
 from mutants import Mutant, check_mutant, check_unbroken
 from suites import MORE, sample
@@ -293,13 +293,13 @@ MUTANTS = {
         problem="many",
     ),
     "the mask is a row off": mutant(
-        "key, i * BR, Nq, [&]",
-        "key, i * BR + 1, Nq, [&]",
+        "first_key(j), i * BR, Nq, [&](int n, int e, int row, int key, bool seen) {\n        if constexpr (MASK)",
+        "first_key(j), i * BR + 1, Nq, [&](int n, int e, int row, int key, bool seen) {\n        if constexpr (MASK)",
         "numbers",
         problem="causal",
     ),
     "no block is masked": mutant(
-        "    if (!whole) {",
+        "    if (!whole || asks) {",
         "    if (false) {",
         "numbers",
         problem="causal",
@@ -315,13 +315,13 @@ MUTANTS = {
         "numbers",
     ),
     "D is forgotten": mutant(
-        "dP[n][e] = S[n][e] * (dP[n][e] - (e % 2 ? D[n].y : D[n].x));",
-        "dP[n][e] = S[n][e] * dP[n][e];",
+        "e % 2 ? D[n].y : D[n].x, dropout.scale);",
+        "0.f, dropout.scale);",
         "numbers",
     ),
     "D is the other row's": mutant(
-        "(e % 2 ? D[n].y : D[n].x)",
-        "(e % 2 ? D[n].x : D[n].y)",
+        "e % 2 ? D[n].y : D[n].x, dropout",
+        "e % 2 ? D[n].x : D[n].y, dropout",
         "numbers",
     ),
     "dK is not scaled": mutant(
@@ -433,6 +433,11 @@ WIDE = {
 }
 
 
+def planned(name: str) -> BackwardSchedule:
+    """The schedule of a problem, which knows what its mask says."""
+    return knowing_mask(plan_backward(PROBLEMS[name], H100, "fa3"), 0, draw_mask(PROBLEMS[name], 0))
+
+
 def run(schedule: BackwardSchedule, seed: int | None) -> tuple[VerifiedRun, bool]:
     """A run on drawn arrays, and whether its numbers are right."""
     found = run_drawn(schedule, DrawnInputs.of(schedule.problem, 0), 1.0, seed)
@@ -442,7 +447,7 @@ def run(schedule: BackwardSchedule, seed: int | None) -> tuple[VerifiedRun, bool
 @pytest.mark.parametrize("name", sample([name for name in MUTANTS if MORE > 1 or name in WIDE], {"dS is stored where it is read"}))
 def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = MUTANTS[name]
-    check_mutant(fault, plan_backward(PROBLEMS[fault.problem], H100, "fa3"), run, tmp_path, monkeypatch)
+    check_mutant(fault, planned(fault.problem), run, tmp_path, monkeypatch)
 
 
 IN_ORDER = {
@@ -495,4 +500,4 @@ def test_mutant_of_packed_sequences(name: str, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.wide
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_what_is_not_broken_is_clean(problem: str) -> None:
-    check_unbroken(plan_backward(PROBLEMS[problem], H100, "fa3"), run, range(2))
+    check_unbroken(planned(problem), run, range(2))
