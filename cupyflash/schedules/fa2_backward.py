@@ -221,7 +221,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     whole_boxes: ClassVar[bool] = False
 
     @property
-    def state_words(self) -> int:
+    def state_words(self) -> int | None:
         return self.group * words(self.problem.seqlen_q, self.block_rows)
 
     @property
