@@ -433,10 +433,31 @@ def test_the_backward_s_text_has_what_was_tried_and_both_ways_to_dq() -> None:
     assert "dQ has a kernel of its own" in everything and "dV in a launch of its own, then dK" in everything
 
 
+def test_the_backward_that_a_hopper_runs_is_explained() -> None:
+    """By default, with both orders of dQ's sum; what it does not run is said, with the blocks of what does."""
+    hopper = "--backward", "--device", "H100-SXM", "--head-dim", "128"
+    report = explained(*hopper, "--heads", "16", "--causal")
+    problem, device = Problem(**report["problem"]), Device.named("H100-SXM")
+    assert report["auto"]["algorithm"] == report["algorithm"] == "fa3" and not report["deterministic"]
+    for name, deterministic in (("in any order", False), ("deterministic", True)):
+        schedule = plan_backward(problem, device, "fa3", deterministic=deterministic)
+        form = theory.traffic(schedule)
+        assert (report["ways"][name]["read_bytes"], report["ways"][name]["write_bytes"]) == (form.read_bytes, form.write_bytes)
+        assert report["ways"][name]["kernels"] == [kernel.name for kernel in schedule.kernels()]
+        (main,) = (kernel for kernel in schedule.kernels() if kernel.name == "fa3_backward")
+        assert sum(report["rooms"].values()) == main.shared_bytes and report["grid"]["thread_blocks"] == main.grid
+    shown = words(*hopper)
+    for told in ("By default attention_backward runs FlashAttention-3's backward (fa3)", "64 x 128: 256 consumer threads of 240"):
+        assert told in shown, told
+    assert "the kernel has no place for a score function" in words(*hopper, "--score", "2 * s")
+    assert "Asked for is FlashAttention-2 (fa2)" in words(*hopper, "--algorithm", "fa2")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--algorithm", "fa3"), "--backward explains fa2 only, got 'fa3'"),
+        (("--algorithm", "decode"), "--backward explains fa2 and fa3, got 'decode'"),
+        (("--algorithm", "fa3"), "compute capability 9.0's, and A100-40GB has 8.0"),
         (("--decode",), "--backward cannot go with --decode"),
         (("--sram", "1KB"), "fa2's backward at head_dim 64 float16 needs at least"),
     ],

@@ -89,7 +89,14 @@ def test_predict_elsewhere_has_one_line_of_it() -> None:
         assert "fa3" not in report(PREDICT, "--device", device)["algorithms"]
         lines = [line for line in run(PREDICT, "--device", device).stdout.splitlines() if "fa3" in line or "-3" in line]
         assert lines == ["FlashAttention-3 (fa3) needs compute capability 9.0"]
-    assert "fa3" not in run(PREDICT, *ON_H100, "--backward").stdout
+
+
+def test_the_backward_s_commands_are_of_what_a_hopper_runs() -> None:
+    found = report(PREDICT, *ON_H100, "--backward")
+    assert found["algorithm"] == "fa3" and list(found["algorithms"])[:2] == ["fa3", "fa2"]
+    other = report(PREDICT, *ON_H100, "--backward", "--algorithm", "fa2")
+    assert other["algorithms"]["fa2"]["total_bytes"] == found["algorithms"]["fa2"]["total_bytes"]
+    assert report(PREDICT, *ON_H100, "--backward", "--score", "2 * s")["algorithm"] == "fa2"
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,20 @@ import click
 from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, fa3_tiles, plan, plan_backward
 from cupyflash.sim import l2, theory
-from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3
+from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3, explain_fa3_backward
 from cupyflash.sim.cli.request import ProblemRequest, requested
 from cupyflash.sim.cli.show import flat, say, show_balance, show_tiling, taken, tell, tiling_report
 from cupyflash.sim.names import NAMES
 
 WAYS = {"fa2": explain_fa2, "fa3": explain_fa3}
+BACKWARD_WAYS = {"fa2": explain_backward, "fa3": explain_fa3_backward}
 
 
 @requested
 def explain(request: ProblemRequest, everything: bool, as_json: bool) -> None:
     """Tell which tile is run, and why."""
-    if request.backward and request.algorithm != "fa2":
-        raise click.BadParameter(f"--backward explains fa2 only, got {request.algorithm!r}", param_hint="--algorithm")
+    if request.backward and request.algorithm not in BACKWARD_WAYS:
+        raise click.BadParameter(f"--backward explains fa2 and fa3, got {request.algorithm!r}", param_hint="--algorithm")
     schedule = request.schedule()
     if isinstance(schedule, DecodeSchedule):
         explain_decode.explain(request, schedule, as_json)
@@ -33,7 +34,7 @@ def explain(request: ProblemRequest, everything: bool, as_json: bool) -> None:
     report = {
         "problem": flat(problem),
         "algorithm": schedule.algorithm,
-        **({} if request.backward else {"auto": asdict(request.choice)}),
+        "auto": asdict(request.choice),
         "device": taken(device, "name", "sm_count", "sram_per_block", "sram_per_sm", "registers_per_sm") | rates,
         "tiling": tiling_report(schedule),
         "fa1_tiling": fa1_tiling(schedule),
@@ -47,7 +48,7 @@ def explain(request: ProblemRequest, everything: bool, as_json: bool) -> None:
 
 def way(request: ProblemRequest) -> Any:
     """The module that explains what is asked for."""
-    return explain_backward if request.backward else WAYS[request.algorithm]
+    return (BACKWARD_WAYS if request.backward else WAYS)[request.algorithm]
 
 
 def fa1_tiling(schedule: TileSchedule) -> dict[str, Any] | None:
@@ -90,15 +91,13 @@ def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> N
 
 def which(request: ProblemRequest) -> str:
     """The algorithm that `attention` runs, on a Hopper with the reason; its tile is none of the paper's formula."""
-    formula = "the paper's Bc = ceil(M / 4d), Br = min(Bc, d):"
-    if request.backward:
-        return f"attention_backward runs {NAMES['fa2']}'s backward, whose tile is not {formula}"
-    auto = request.choice
-    runs = f"runs {NAMES[auto.algorithm]} ({auto.algorithm})"
+    formula, auto = "the paper's Bc = ceil(M / 4d), Br = min(Bc, d):", request.choice
+    call, what = ("attention_backward", "'s backward") if request.backward else ("attention(q, k, v)", "")
+    runs = f"runs {NAMES[auto.algorithm]}{what} ({auto.algorithm})"
     if request.device.compute_capability != fa3_tiles.COMPUTE_CAPABILITY:
-        return f"attention(q, k, v) {runs}, whose tile is not {formula}"
+        return f"{call} {runs}, whose tile is not {formula}"
     other = "" if auto.algorithm == request.algorithm else f" Asked for is {NAMES[request.algorithm]} ({request.algorithm})."
-    return f"By default attention {runs} here: {auto.reason}.{other} The tile is not {formula}"
+    return f"By default {call.split('(')[0]} {runs} here: {auto.reason}.{other} The tile is not {formula}"
 
 
 def is_wide(problem: Problem) -> bool:

@@ -91,7 +91,7 @@ def side_by_side(request: ProblemRequest, asked: TileSchedule, standard: Traffic
     FlashAttention-3 is included on devices that have its instructions, and decoding if it was requested.
     """
     told: dict[str, dict[str, Any]] = {}
-    hopper = request.device.compute_capability == fa3_tiles.COMPUTE_CAPABILITY and not request.backward
+    hopper = request.device.compute_capability == fa3_tiles.COMPUTE_CAPABILITY
     split = request.algorithm == "decode"
     for algorithm in (*["decode"] * split, *["fa3"] * hopper, "fa2", "fa1", "standard"):
         try:
@@ -170,7 +170,7 @@ def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: ProblemReq
     show_table(("", "Br x Bc", "bytes read", "bytes written", "bytes", "ratio"), rows)
     click.echo()
     refused = [row["refused"] for row in algorithms.values() if "refused" in row]
-    if "fa3" not in algorithms and not request.backward:
+    if "fa3" not in algorithms:
         refused.append("FlashAttention-3 (fa3) needs compute capability {}.{}".format(*fa3_tiles.COMPUTE_CAPABILITY))
     for reason in refused:
         say(reason)

@@ -16,7 +16,17 @@ from cupyflash.device import Device
 from cupyflash.request.dropout import checked_probability
 from cupyflash.request.options import OPTIONS, Window, not_taken
 from cupyflash.request.problem import Problem
-from cupyflash.schedules import Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
+from cupyflash.schedules import (
+    Cache,
+    Choice,
+    DecodeSchedule,
+    TileSchedule,
+    choose,
+    choose_backward,
+    plan,
+    plan_backward,
+    plan_decode,
+)
 from cupyflash.sim.cli.functions import ScoreFunctions
 from cupyflash.sim.cli.options import Command, first_given, whole_number
 from cupyflash.sim.cli.show import describe, describe_cache, flat
@@ -80,7 +90,7 @@ class ProblemRequest:
         device = on(given["device"], given["sram"])
         algorithm, tiling = given["algorithm"], parse_tiling(given["tiling"])
         if algorithm == "auto":
-            algorithm = "fa2" if backward else choose(problem, device, tiling).algorithm
+            algorithm = (choose_backward if backward else choose)(problem, device, tiling).algorithm
         return cls(problem, device, algorithm, tiling, lse, backward, deterministic, functions=functions, dropout=dropout)
 
     @classmethod
@@ -117,8 +127,8 @@ class ProblemRequest:
 
     @property
     def choice(self) -> Choice:
-        """The choice of "auto" for the forward, with the reason, whatever was asked for."""
-        return choose(self.problem, self.device, self.tiling)
+        """The choice of "auto", with the reason, whatever was asked for."""
+        return (choose_backward if self.backward else choose)(self.problem, self.device, self.tiling)
 
     def schedule(self) -> TileSchedule:
         if self.cache is not None:

@@ -1,0 +1,84 @@
+"""The output of `cupyflash explain --backward` on the Hopper's gradients: their blocks, shared memory, roles and grid, and both
+orders in which dQ can be summed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import click
+
+from cupyflash.basics import Report
+from cupyflash.multiprocessor import Multiprocessor
+from cupyflash.schedules import TileSchedule, fa3_backward, fa3_tiles
+from cupyflash.schedules.fa3_backward import Fa3BackwardSchedule
+from cupyflash.sim import theory
+from cupyflash.sim.cli.request import ProblemRequest
+from cupyflash.sim.cli.show import say, show_table
+
+FITTED = "the only ones that its registers hold"
+WAYS = {"in any order": False, "deterministic": True}
+
+
+def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
+    """The blocks' rooms, roles and grid, and both ways to sum dQ, for JSON."""
+    assert isinstance(schedule, Fa3BackwardSchedule)
+    problem, device = schedule.problem, schedule.device
+    consumer, producer = fa3_backward.REGISTERS
+    return {
+        "backward": True,
+        "deterministic": schedule.deterministic,
+        "fmas_a_clock": fa3_tiles.fma_rate(problem, device),
+        "float32_fmas_a_clock": Multiprocessor.like(device.compute_capability).fma_lanes,
+        "rooms": {room.name: room.nbytes for room in fa3_backward.rooms(problem, schedule.block_rows) if room.nbytes},
+        "roles": {
+            "producers": {"threads": fa3_tiles.WARPGROUP, "registers": producer},
+            "consumers": {"threads": fa3_backward.CONSUMERS * fa3_tiles.WARPGROUP, "registers": consumer},
+        },
+        "grid": {"thread_blocks": schedule.grid, "heads_that_alternate": schedule.alternate},
+        "ways": {name: way(replace(schedule, deterministic=deterministic)) for name, deterministic in WAYS.items()},
+    }
+
+
+def way(schedule: Fa3BackwardSchedule) -> Report:
+    """The cost of the pass with dQ summed so."""
+    form = theory.traffic(schedule)
+    return {
+        "read_bytes": form.read_bytes,
+        "write_bytes": form.write_bytes,
+        "extra_memory_bytes": schedule.workspace_bytes,
+        "kernels": [kernel.name for kernel in schedule.kernels()],
+    }
+
+
+def show(report: Report, request: ProblemRequest, everything: bool) -> None:
+    """Show the blocks and how they are run as text."""
+    used, grid, limit = report["tiling"]["used"], report["grid"], report["device"]["sram_per_block"]
+    say(
+        f"A thread block has K_j and V_j, {fa3_tiles.WARPGROUP_ROWS} keys for each of {fa3_backward.CONSUMERS} consumer "
+        "warpgroups, whose registers hold dK and dV of them, S and dP of a turn; Q_i and dO_i pass by. Registers leave no choice: "
+        f"Br is 128 where d and d_v are at most {fa3_tiles.SLAB} and nothing is asked for each score (a mask, a bias, dropout), "
+        "else 64."
+    )
+    click.echo()
+    say(
+        f"{used['block_rows']} x {used['block_cols']}: {report['roles']['consumers']['threads']} consumer threads of "
+        f"{report['roles']['consumers']['registers']} registers, {report['roles']['producers']['threads']} producer threads of "
+        f"{report['roles']['producers']['registers']}. Shared memory, {sum(report['rooms'].values()):,} of {limit:,} bytes:"
+    )
+    click.echo()
+    show_table(("held", "bytes"), [(name, f"{nbytes:,}") for name, nbytes in report["rooms"].items()])
+    click.echo()
+    turns = f"; those of {grid['heads_that_alternate']} key heads alternate" if grid["heads_that_alternate"] > 1 else ""
+    say(f"{grid['thread_blocks']:,} thread blocks, one a multiprocessor, {report['device']['sm_count']} at a time{turns}.")
+    click.echo()
+    say(
+        "dQ is summed in HBM by bulk additions of float32 from shared memory: in no order, so that its last bits may differ from "
+        "call to call; deterministic, thread blocks of a head add one after the other, by their keys. Here "
+        + ("deterministic:" if report["deterministic"] else "in any order (--deterministic is the other way):")
+    )
+    click.echo()
+    cells = [
+        (name, *(f"{each[key]:,}" for key in ("read_bytes", "write_bytes", "extra_memory_bytes")), str(len(each["kernels"])))
+        for name, each in report["ways"].items()
+    ]
+    show_table(("dQ", "bytes read", "bytes written", "extra memory", "kernels"), cells)
