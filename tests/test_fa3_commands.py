@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 import cupyflash
 from cupyflash import Device, Problem, plan
-from cupyflash.schedules import choose, fa3_tiles
+from cupyflash.schedules import choose, choose_backward, fa3_tiles
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.estimate import seconds
@@ -58,9 +58,9 @@ def test_auto_is_what_attention_chooses() -> None:
         assert report(options, *ON_H100)["algorithm"] == choose(problem, H100).algorithm
         assert report(options)["algorithm"] == "fa2"
     assert (choose(LONG, H100).algorithm, choose(TINY, H100).algorithm) == ("fa3", "fa2")
-    # Blocks that are asked for are fa2's, and so are gradients.
+    # Blocks that are asked for are fa2's.
     assert report(PREDICT, *ON_H100, "--tiling", "128x64")["algorithm"] == "fa2"
-    assert report(PREDICT, *ON_H100, "--backward")["algorithm"] == "fa2"
+    assert report(PREDICT, *ON_H100, "--backward")["algorithm"] == choose_backward(LONG, H100).algorithm == "fa3"
     assert report("sweep --over seqlen --to 128 --algorithm auto --tiling fitted --heads 16", *ON_H100)["algorithm"] == "fa3"
 
 

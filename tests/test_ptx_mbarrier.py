@@ -182,28 +182,3 @@ def test_lanes_of_a_warp_that_wait_apart_hear_together(monkeypatch: pytest.Monke
     LAST: mbarrier.arrive.{CTA} %rd10, [%r2]; W1: {ask} @!%p2 bra W1; DONE:"""
     launch = Module.from_ptx(program(body, ".param .u64 m")).launch("k", 1, 128, [None])
     assert launch.findings == () and sum(alone) == 32  # the first warp, whose lane 0 arrives last
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("between", ["", "bar.sync 0;"])
-def test_an_mbarrier_ends_behind_all_waits_for_it(between: str, seed: int | None) -> None:
-    """mbarrier.inval is no arrival: a thread that still asks for the phase finds nothing."""
-    text = f"""
-.version 8.3
-.target sm_90
-.address_size 64
-.visible .entry k() {{
-  .reg .b32 %r<2>; .reg .pred %p<3>; .shared .align 8 .b64 bar;
-  mov.u32 %r1, %tid.x; setp.eq.u32 %p1, %r1, 0;
-  @%p1 mbarrier.init.{CTA} [bar], 1;
-  bar.sync 0;
-  @%p1 mbarrier.arrive.{CTA} _, [bar];
-W: mbarrier.try_wait.parity.{CTA} %p2, [bar], 0;
-  @!%p2 bra W;
-  {between}
-  @%p1 mbarrier.inval.{CTA} [bar];
-  ret;
-}}
-"""
-    races = [one for one in Module.from_ptx(text).launch("k", 1, 128, [], seed=seed).findings if one.kind == "race"]
-    assert [one.ptx_line for one in races] == ([] if between else [14])

@@ -245,7 +245,7 @@ def on_objects(
             values = [np.broadcast_to(v, frame.n) for v in ins[1:]]
             if kind == "st":
                 # The content is the machine's own: the count, so that barriers with equal initialisation have equal bytes.
-                port.memory.storing(frame.lanes, (values or [np.zeros(frame.n)])[0].astype(np.uint64))
+                port.memory.storing(frame.lanes, values[0].astype(np.uint64))
             for _, index, positions in port.resolve(frame.lanes, address()):
                 lanes = frame.lanes if positions is None else frame.lanes.subset(positions)
                 chosen = [v.copy() if positions is None else v[positions] for v in values]
@@ -305,7 +305,7 @@ def mbarrier(i: PtxInstruction) -> Plan:
         return on_objects(i, memory, "st", init, (), args("u32", count))
     if action == "inval":
         (memory,) = i.operands
-        return on_objects(i, memory, "st", lambda f, lanes, keys, v: f.machine.mbarriers.invalidate(lanes, keys, i))
+        return on_objects(i, memory, "atom", lambda f, lanes, keys, v: f.machine.mbarriers.invalidate(lanes, keys, i))
     if not action:
         memory, amount = i.operands
 
