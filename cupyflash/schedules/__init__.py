@@ -179,7 +179,8 @@ def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
 
 
 def choose_backward(problem: Problem, device: Device, tiling: TilingChoice = None, refused: str | None = None) -> Choice:
-    """The algorithm that "auto" chooses for a problem's gradients, with the reason: "fa3" if it runs, else "fa2".
+    """The algorithm that "auto" chooses for a problem's gradients, with the reason: "fa3" if it runs, else "fa2", which has dropout
+    of narrow heads, too.
 
     Arguments as those of `choose`. On an H100 fa3 took about half of fa2's time (docs/measured.md).
     """
