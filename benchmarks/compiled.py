@@ -24,7 +24,7 @@ from cupyflash import Device, Problem, plan
 from cupyflash.schedules import plan_backward
 from cupyflash.sim import execute, execute_backward
 from cupyflash.sim.ptx import Module
-from cupyflash.sim.ptx.execute import machine_code
+from cupyflash.sim.ptx.execute.compiled import CompiledUnit, Compiler
 
 RNG = np.random.default_rng(0)
 DEVICE = Device.named("A100-40GB")
@@ -102,15 +102,15 @@ def timed(call: Callable[[], object]) -> float:
 def measure(call: Callable[[], object]) -> dict[str, float]:
     """Returns the seconds of a call by NumPy, and by compiled code at first and then."""
     spent = [0.0]
-    own = machine_code.Compiler.compiled
+    own = Compiler.compiled
 
-    def compiled(compiler: machine_code.Compiler, unit: machine_code.CompiledUnit) -> bytes:
+    def compiled(compiler: Compiler, unit: CompiledUnit) -> bytes:
         began = time.process_time()
         code = own(compiler, unit)
         spent[0] += time.process_time() - began
         return code
 
-    machine_code.Compiler.compiled = compiled  # type: ignore[method-assign]
+    Compiler.compiled = compiled  # type: ignore[method-assign]
     try:
         os.environ["CUPYFLASH_ENGINE"] = "numpy"
         call()
@@ -119,7 +119,7 @@ def measure(call: Callable[[], object]) -> dict[str, float]:
         first = timed(call)
         return {"numpy": numpy, "first": first, "compiled": spent[0], "then": min(timed(call), timed(call))}
     finally:
-        machine_code.Compiler.compiled = own  # type: ignore[method-assign]
+        Compiler.compiled = own  # type: ignore[method-assign]
         del os.environ["CUPYFLASH_ENGINE"]
 
 

@@ -17,7 +17,8 @@ from cupyflash.sim.cli import main
 from cupyflash.sim.judging import Draw, Judgement, check
 from cupyflash.sim.judging.declared import Declaration, declaration
 from cupyflash.sim.judging.tensors import compiler_has_shared_memory, minds_nan
-from cupyflash.sim.ptx import RawKernel, fresh
+from cupyflash.sim.ptx import RawKernel
+from cupyflash.sim.ptx.state import segments
 
 cp = pytest.importorskip("cupy")
 
@@ -259,14 +260,14 @@ def test_memory_that_nobody_wrote_is_seen_by_the_next_kernel() -> None:
 def test_fresh_memory_shows_which_elements_nobody_wrote(dtype: str) -> None:
     import ml_dtypes
 
-    x = fresh.empty((4, 6), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    x = segments.empty((4, 6), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     x[1, ::2] = 3
     written = np.zeros((4, 6), bool)
     written[1, ::2] = True
-    assert (fresh.unwritten_elements(x) == ~written).all()
-    mask = fresh.unwritten(x[1:])
+    assert (segments.unwritten_elements(x) == ~written).all()
+    mask = segments.unwritten(x[1:])
     assert mask is not None and (mask.all(-1) == ~written[1:]).all()
-    assert fresh.unwritten(np.empty(3)) is None and fresh.unwritten(x[1, ::2]) is None
+    assert segments.unwritten(np.empty(3)) is None and segments.unwritten(x[1, ::2]) is None
 
 
 def test_the_command_names_the_fault_of_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ import pytest
 from cupyflash.sim import ptx
 from cupyflash.sim.ptx import module as launches
 from cupyflash.sim.ptx.execute import compiled
-from cupyflash.sim.ptx.execute.compiled import pays
-from cupyflash.sim.ptx.execute.machine_code import Compiler
+from cupyflash.sim.ptx.execute.compiled import Compiler, pays
 
 KERNELS = (Path(__file__).parent / "kernels" / "compiled.cu").read_text()
 

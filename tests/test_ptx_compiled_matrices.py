@@ -11,7 +11,7 @@ from cupyflash.sim import ptx
 from cupyflash.sim.ptx import module as launches
 from cupyflash.sim.ptx.decode import matrices
 from cupyflash.sim.ptx.decode.matrices import products, sums_in_order
-from cupyflash.sim.ptx.execute import warp_matrices
+from cupyflash.sim.ptx.execute import warp_instructions
 
 pytest.importorskip("llvmlite", reason="the extra sim brings it")
 
@@ -116,7 +116,7 @@ def test_sums_have_one_order_on_every_host(monkeypatch: pytest.MonkeyPatch) -> N
     found = []
     for own in (sums_in_order, lambda *_: False):
         monkeypatch.setattr(matrices, "sums_in_order", own)
-        monkeypatch.setattr(warp_matrices, "sums_in_order", own)
+        monkeypatch.setattr(warp_instructions, "sums_in_order", own)
         out = np.empty((9, 16, 8), np.float32)
         products(a, b, out)
         text, counts = product("m16n8k16", "f32", "f16", False)

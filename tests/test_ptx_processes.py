@@ -11,7 +11,7 @@ import pytest
 from test_ptx_harness import kernel
 
 from cupyflash.sim.ptx import Module
-from cupyflash.sim.ptx.execute.processes import VARIABLE
+from cupyflash.sim.ptx.execute.ptx_machine import VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,12 +43,12 @@ import tempfile
 import numpy as np
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx import module
-from cupyflash.sim.ptx.execute import processes, ptx_machine
+from cupyflash.sim.ptx.execute import ptx_machine
 
 ptx_machine.WAVE_LANES = 128
-processes.cores = lambda: 3  # whatever this machine has
+ptx_machine.cores = lambda: 3  # whatever this machine has
 apart = []
-inner = processes.run_apart
+inner = ptx_machine.run_apart
 module.run_apart = lambda *given: apart.append(inner(*given)) or apart[-1]
 
 
@@ -100,11 +100,11 @@ FAULTS = """
 import errno, multiprocessing, os, signal, struct, sys
 import numpy as np
 from cupyflash.sim.ptx import Module
-from cupyflash.sim.ptx.execute import processes, ptx_machine
+from cupyflash.sim.ptx.execute import ptx_machine
 
 ptx_machine.WAVE_LANES = 128
-processes.cores = lambda: 3
-module, own = Module.from_ptx(sys.stdin.read()), processes.work
+ptx_machine.cores = lambda: 3
+module, own = Module.from_ptx(sys.stdin.read()), ptx_machine.work
 
 
 def killed(machine, part, of, pipe):
@@ -136,9 +136,9 @@ def outcome(count):
 
 expected = outcome(1)
 for faulty in (killed, killed_within_its_message, without_memory):
-    processes.work = lambda *given: (faulty if given[1] else own)(*given)
+    ptx_machine.work = lambda *given: (faulty if given[1] else own)(*given)
     print(outcome(3) == expected, multiprocessing.active_children())
-processes.work = own
+ptx_machine.work = own
 fork, os.fork = os.fork, refused
 print(outcome(3) == expected, multiprocessing.active_children())
 os.fork, os.pipe = fork, refused

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.sim.ptx.fresh import never_written
 from cupyflash.sim.ptx.state.findings import ERROR, WARNING, shorten
+from cupyflash.sim.ptx.state.segments import never_written
 
 from .draws import Draw, DrawPlan, make, plans
 from .problem import JudgedProblem, title

@@ -16,8 +16,8 @@ import numpy as np
 
 from cupyflash.sim.numba import simulated_numba
 from cupyflash.sim.ptx import Launch, simulated_cupy, simulation
-from cupyflash.sim.ptx.fresh import empty, empty_like, filled
 from cupyflash.sim.ptx.rawkernel import DeviceArray
+from cupyflash.sim.ptx.state.segments import empty, empty_like, filled
 from cupyflash.sim.triton import simulated_triton
 
 from .reference import Results, call, copied

@@ -17,10 +17,10 @@ from numba.cuda.compiler import compile_ptx
 from numba.cuda.dispatcher import CUDADispatcher, normalize_kernel_dimensions
 from numba.cuda.typing.typeof import Purpose, typeof
 
-from cupyflash.sim.ptx.device_names import IdleQueue
-from cupyflash.sim.ptx.fresh import empty
+from cupyflash.sim.ptx.cupy_module import IdleQueue
 from cupyflash.sim.ptx.module import Module
 from cupyflash.sim.ptx.rawkernel import issue, settings
+from cupyflash.sim.ptx.state.segments import empty
 
 FORALL_BLOCK = 128
 OPTIONS = ("debug", "fastmath", "opt", "forceinline")

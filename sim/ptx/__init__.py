@@ -9,8 +9,8 @@ Needs NumPy only; compiling CUDA C needs CuPy and NVRTC. No GPU, no driver.
 
 from __future__ import annotations
 
+from .cupy_module import simulated_cupy
 from .decode.registry import Coverage, coverage
-from .device_names import simulated_cupy
 from .execute.scheduler import Estimate
 from .memory.swizzles import TensorMap
 from .memory.texels import TexelFormat, Texels, Texture

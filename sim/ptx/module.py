@@ -29,8 +29,7 @@ import numpy as np
 from .decode.code import Code, decode_all, function_addresses
 from .decode.matrices import tensor_cores_asked
 from .execute.compiled import engine_asked, pays, run_compiled
-from .execute.processes import processes_asked, run_apart
-from .execute.ptx_machine import PtxMachine
+from .execute.ptx_machine import PtxMachine, processes_asked, run_apart
 from .execute.registers import Setup
 from .execute.scheduler import Estimate, Limits
 from .memory.spaces import PARAM_START, PARAM_WINDOW, DeviceRuntime, LaunchMemory, Observer

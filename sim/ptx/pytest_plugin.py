@@ -2,7 +2,7 @@
 
     pytest -p cupyflash.sim.ptx.pytest_plugin  # or, in the root conftest.py: pytest_plugins = ["cupyflash.sim.ptx.pytest_plugin"]
 
-A test that asks for the fixture `simulated_cupy` runs with the module `cupy` replaced (`device_names.simulated_cupy`), one that
+A test that asks for the fixture `simulated_cupy` runs with the module `cupy` replaced (`cupy_module.simulated_cupy`), one that
 asks for `simulated_triton` with Triton's driver (`cupyflash.sim.triton`, for the device of CUPYFLASH_DEVICE). Its
 kernels always run to their end; a test whose launches had findings fails, with each finding's line and text. In the
 ini file, `cupyflash_suppressions` names files of findings to let pass, and `cupyflash_fail_on = error` lets warnings pass; the
@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator, Sequence
 
 import pytest
 
-from .device_names import simulated_cupy as replaced
+from .cupy_module import simulated_cupy as replaced
 from .module import Launch
 from .rawkernel import fault_text, simulation
 from .state.findings import FAIL_ON, WARNING, Finding, Suppression, shorten, told

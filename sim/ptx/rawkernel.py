@@ -32,11 +32,11 @@ from cupyflash.launch.compiler import SHARED_WITHOUT_ASKING
 from cupyflash.launch.nvrtc import architecture, compile_named, compile_to_cubin
 from cupyflash.words import plural
 
-from .fresh import launched, unwritten
 from .module import Launch, Module, Recipe
 from .order.history import Stream
 from .parameters import POINTER_BYTES, arrays_by_name, ask_about_types, is_maps
 from .state.findings import ERROR, FAIL_ON, WARNING, Finding, Suppression, asked, told
+from .state.segments import launched, unwritten
 from .text.syntax import Array, Variable, base_name, parameters
 
 if TYPE_CHECKING:

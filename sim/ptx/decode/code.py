@@ -38,7 +38,7 @@ from ..text.syntax import (
     symbols,
     variable_name,
 )
-from . import access, approximations, async_stores, control, elementwise, matrices, transfers
+from . import access, control, elementwise, matrices, transfers
 from .flow import CONSTANT_REGISTERS, LiveRegisters, callees, in_flight, numbers, reachable, spins
 from .provenance import Home, guesses, homes, sharing_of
 from .registry import FLUSH, KEEP, Arg, Branch, FunctionCall, PhaseWait, Plan, decode, known
@@ -349,7 +349,7 @@ def may_wait_for_other_blocks(instruction: PtxInstruction) -> bool:
 # -- all functions of a module ---------------------------------------------------------------------------------------------
 
 # They fill the table of opcodes.
-__all__ = ["access", "approximations", "async_stores", "control", "elementwise", "matrices", "transfers"]
+__all__ = ["access", "control", "elementwise", "matrices", "transfers"]
 
 FUNCTION_WINDOW = 3 << 56
 """Addresses of functions, 16 apart in the order of the module."""

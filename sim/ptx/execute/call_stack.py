@@ -19,8 +19,8 @@ from ..decode.registry import FunctionCall
 from ..memory.spaces import BadCall, Caller, LaunchMemory
 from ..state.lane_sets import LaneSet
 from ..text.syntax import Array, Function, UnsupportedPTX
+from .register_followers import Shadows
 from .registers import RegisterFiles, WaveUnit
-from .unwritten import Shadows
 
 _CONVERSION = re.compile(
     r"%(?P<flags>[-+ #0]*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d*))?(?P<length>hh|h|ll|l|j|z|t|L)?(?P<kind>.)", re.S

@@ -61,7 +61,7 @@ def register_name(arg: Arg) -> str:
 
 
 class Follower(Protocol):
-    """A follower of registers that may be read unwritten (`execute.unwritten`) or in flight (`execute.warpgroup_rules`)."""
+    """A follower of registers that may be read unwritten or in flight (`execute.register_followers`)."""
 
     watched: frozenset[int]
     """The instructions to follow."""

@@ -17,11 +17,9 @@ from ..decode.registry import FLUSH, KEEP, Arg, Barrier, Branch, Exit, Plan, Ret
 from ..decode.table_rows import Formula
 from ..text.syntax import Imm, PtxInstruction, Reg
 from .vectors import Halves, LaneValue, NoCode, Operands, splat, vector
-from .warp_accesses import OPCODES, access
-from .warp_instructions import OTHERS, regrouped
+from .warp_instructions import OPCODES, OTHERS, access, regrouped
 from .warp_run import KernelShape, texts
-from .warp_tables import LAUNCH, REDUCED_BARRIER, WARP_STATE, ShadowRow
-from .warp_text import WarpText
+from .warp_text import LAUNCH, REDUCED_BARRIER, WARP_STATE, ShadowRow, WarpText
 
 
 class KernelText(WarpText):
@@ -346,7 +344,7 @@ class KernelText(WarpText):
         return KernelShape(self.words, self.layout.size, places, len(self.doubted), blank)
 
     def texts(self) -> tuple[str, Sequence[str], str]:
-        """Returns the texts from which `machine_code.Compiler.function` makes the kernel."""
+        """Returns the texts from which `compiled.Compiler.function` makes the kernel."""
         cases = " ".join(f"i64 {k}, label %block{k}" for k in (*self.number.values(), *self.behind.values()))
         body = "\n".join(self.lines)
         sizes = {name: LAUNCH[name] for name in ("regions", "offs", "parted", "sites", "constants")}

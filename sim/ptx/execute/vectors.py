@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..decode.approximations import MOVES
+from ..decode.elementwise import MOVES
 from ..decode.registry import DOWN, UP
 from ..decode.table_rows import VIEWS, WRITERS, Expression, OperandName, PrimitiveCall, function, result_dtype
 from ..state.lane_sets import WARP

@@ -10,7 +10,7 @@ from __future__ import annotations
 from string import Template
 
 from ..state.lane_sets import WARP, bank_columns
-from .warp_tables import (
+from .warp_text import (
     COLLECTIVE,
     COUNTS,
     DISTANCES,

@@ -1,8 +1,12 @@
-"""The text of LLVM's functions that follow the accesses of a compiled launch: who touched which granule, which bytes are written.
+"""The text of LLVM's functions that follow the accesses of a compiled launch: who touched which granule, which bytes are
+written, which copies are under way.
 
-Granules of tensors have rows with the tags of their last writer, reader and atomic access; those of shared memory have an array for
-each, so that a warp looks at all of its granules at once. A function returns true if the launch shall give up: another thread has
-touched a granule, of which one writes, with no barrier between; or nobody wrote a byte that is read.
+Granules of tensors have rows with the tags of their last writer, reader and atomic access; those of shared memory have an array
+for each, so that a warp looks at all of its granules at once. A function returns true if the launch shall give up: another
+thread has touched a granule, of which one writes, with no barrier between; or nobody wrote a byte that is read.
+
+The copies of a warp (cp.async) land when it waits. Until then they are in a ring of `COPY_SLOTS` records: their lanes, the
+number of groups that the warp had closed, bytes of a lane, and their destinations.
 """
 
 from __future__ import annotations
@@ -12,11 +16,14 @@ from string import Template
 from ..state.lane_sets import WARP
 from ..state.segments import IN_FLIGHT
 from .vectors import Text, splat, vector
-from .warp_tables import (
+from .warp_text import (
     BLOCK_CROWD,
     BY,
     COLLECTIVE,
     CONFLICTS,
+    COPY_ADDRESSES,
+    COPY_SLOTS,
+    COPY_WORDS,
     CROWDS,
     EPOCH,
     GRID_CROWD,
@@ -27,10 +34,13 @@ from .warp_tables import (
     THREAD_BITS,
     UPDATED,
     WARP_CROWD,
+    WARP_STATE,
     WROTE,
     ShadowRow,
     steps,
 )
+
+# -- granules ----------------------------------------------------------------------------------------------------------------
 
 EACH_BYTE = 0x0101010101010101
 
@@ -314,3 +324,149 @@ class TagFacts:
         for mask, crowd in ((block, BLOCK_CROWD), (warp, WARP_CROWD)):
             new = text.op("or", "i32", new, text.chosen(mask, splat("i32", crowd), "zeroinitializer", "i32"))
         return new
+
+
+# -- copies in flight --------------------------------------------------------------------------------------------------------
+
+COPY = Template("""
+@nothing.$SIZE = internal constant [$SIZE x i8] zeroinitializer, align 16
+
+define internal i1 @copy_$SIZE(
+  ptr noalias %w, i32 %m, i32 %whole, i64 %target, <32 x i64> %to, i64 %origin, <32 x i64> %from
+) noinline {
+start:
+  %none = icmp eq i32 %m, 0
+  br i1 %none, label %end, label %some
+some:
+  %p.head = getelementptr i64, ptr %w, i64 $HEAD
+  %head = load i64, ptr %p.head
+  %p.tail = getelementptr i64, ptr %w, i64 $TAIL
+  %tail = load i64, ptr %p.tail
+  %held = sub i64 %tail, %head
+  %full = icmp uge i64 %held, $SLOTS
+  br i1 %full, label %fail, label %record
+fail:
+  ret i1 true
+end:
+  ret i1 false
+record:
+  %next = add i64 %tail, 1
+  store i64 %next, ptr %p.tail
+  %p.copies = getelementptr i64, ptr %w, i64 $COPIES
+  %copies = load ptr, ptr %p.copies
+  %slot = and i64 %tail, $LAST_SLOT
+  %skip = mul i64 %slot, $WORDS
+  %one = getelementptr i64, ptr %copies, i64 %skip
+  %m64 = zext i32 %m to i64
+  store i64 %m64, ptr %one
+  %p.committed = getelementptr i64, ptr %w, i64 $COMMITTED
+  %group = load i64, ptr %p.committed
+  %p.group = getelementptr i64, ptr %one, i64 1
+  store i64 %group, ptr %p.group
+  %p.size = getelementptr i64, ptr %one, i64 2
+  store i64 $SIZE, ptr %p.size
+  %places = getelementptr i64, ptr %one, i64 $ADDRESSES
+  store <32 x i64> %to, ptr %places, align 64
+  %sources = alloca <32 x i64>, align 64
+  store <32 x i64> %from, ptr %sources, align 64
+  br label %lane
+lane:
+  %left = phi i32 [%m, %record], [%rest, %go]
+  %over = icmp eq i32 %left, 0
+  br i1 %over, label %end, label %go
+go:
+  %l = call i32 @llvm.cttz.i32(i32 %left, i1 true)
+  %less = sub i32 %left, 1
+  %rest = and i32 %left, %less
+  %bit = shl i32 1, %l
+  %mine = and i32 %bit, %whole
+  %there = icmp ne i32 %mine, 0
+  %pa = getelementptr i64, ptr %sources, i32 %l
+  %a = load i64, ptr %pa
+  %ha = add i64 %a, %origin
+  %pb = getelementptr i64, ptr %places, i32 %l
+  %b = load i64, ptr %pb
+  %hb = add i64 %b, %target
+  %zeros = ptrtoint ptr @nothing.$SIZE to i64
+  %hs = select i1 %there, i64 %ha, i64 %zeros
+  %q = inttoptr i64 %hs to ptr
+  %x = load i$BITS, ptr %q, align 1
+  %r = inttoptr i64 %hb to ptr
+  store i$BITS %x, ptr %r, align 1
+  br label %lane
+}
+""")
+
+LAND = Template("""
+define internal void @land(ptr noalias %launch, ptr noalias %w, i64 %newest) noinline {
+start:
+  %p.head = getelementptr i64, ptr %w, i64 $HEAD
+  %p.tail = getelementptr i64, ptr %w, i64 $TAIL
+  %tail = load i64, ptr %p.tail
+  %p.committed = getelementptr i64, ptr %w, i64 $COMMITTED
+  %committed = load i64, ptr %p.committed
+  %limit = sub i64 %committed, %newest
+  %p.copies = getelementptr i64, ptr %w, i64 $COPIES
+  %copies = load ptr, ptr %p.copies
+  %p.tag = getelementptr i64, ptr %w, i64 $TAG
+  %tag64 = load i64, ptr %p.tag
+  %tag = trunc i64 %tag64 to i32
+  %first = load i64, ptr %p.head
+  br label %look
+look:
+  %head = phi i64 [%first, %start], [%next, %landed]
+  %empty = icmp eq i64 %head, %tail
+  br i1 %empty, label %end, label %one
+one:
+  %slot = and i64 %head, $LAST_SLOT
+  %skip = mul i64 %slot, $WORDS
+  %at = getelementptr i64, ptr %copies, i64 %skip
+  %p.group = getelementptr i64, ptr %at, i64 1
+  %group = load i64, ptr %p.group
+  %due = icmp slt i64 %group, %limit
+  br i1 %due, label %lands, label %end
+end:
+  store i64 %head, ptr %p.head
+  ret void
+lands:
+  %m64 = load i64, ptr %at
+  %m = trunc i64 %m64 to i32
+  %p.size = getelementptr i64, ptr %at, i64 2
+  %size = load i64, ptr %p.size
+  %places = getelementptr i64, ptr %at, i64 $ADDRESSES
+  %addresses = load <32 x i64>, ptr %places, align 64
+  switch i64 %size, label %bytes4 [i64 8, label %bytes8 i64 16, label %bytes16]
+bytes4:
+  call void @landed_4(ptr %launch, i32 %m, i32 %tag, <32 x i64> %addresses)
+  br label %landed
+bytes8:
+  call void @landed_8(ptr %launch, i32 %m, i32 %tag, <32 x i64> %addresses)
+  br label %landed
+bytes16:
+  call void @landed_16(ptr %launch, i32 %m, i32 %tag, <32 x i64> %addresses)
+  br label %landed
+landed:
+  %next = add i64 %head, 1
+  br label %look
+}
+""")
+
+
+def places() -> dict[str, int]:
+    return {
+        **{name.upper(): place for name, place in WARP_STATE.items()},
+        "SLOTS": COPY_SLOTS,
+        "LAST_SLOT": COPY_SLOTS - 1,
+        "WORDS": COPY_WORDS,
+        "ADDRESSES": COPY_ADDRESSES,
+    }
+
+
+def copy(size: int) -> str:
+    """Returns the function that copies so many bytes a lane, and zeros for those that have none; true if no record is free."""
+    return COPY.substitute(places(), SIZE=size, BITS=8 * size)
+
+
+def land() -> str:
+    """Returns the function that lands a warp's copies but those of its newest groups."""
+    return LAND.substitute(places())

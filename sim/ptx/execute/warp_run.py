@@ -13,11 +13,10 @@ from string import Template
 from typing import NamedTuple
 
 from ..state.lane_sets import WARP
-from .warp_copies import copy, land, matrix
-from .warp_matrices import product
+from .warp_instructions import matrix, product
 from .warp_memory import access, measure, move, segments, turns, update
-from .warp_order import SharedOrder, follow_global
-from .warp_tables import COPY_SLOTS, COPY_WORDS, EPOCH, LAST_MEETING, LAUNCH, MEETING, THREAD_BITS, WARP_STATE, ShadowRow
+from .warp_order import SharedOrder, copy, follow_global, land
+from .warp_text import COPY_SLOTS, COPY_WORDS, EPOCH, LAST_MEETING, LAUNCH, MEETING, THREAD_BITS, WARP_STATE, ShadowRow
 
 GROUPS = Template("""
 define internal void @push(ptr noalias %w, i64 %block, i32 %lanes) alwaysinline {

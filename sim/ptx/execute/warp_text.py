@@ -1,6 +1,8 @@
-"""The text of a warp's registers and masks, on which the translations of instructions stand (`execute.translation`).
+"""A warp in compiled code: the tables that a compiled launch and its functions share (places, tags, forms of accesses), and the
+text of the warp's registers and masks, on which the translations of instructions stand (`execute.translation`).
 
-Registers are vectors of 32 lanes in memory between basic blocks, and LLVM's own values within one.
+Registers are vectors of 32 lanes in memory between basic blocks, and LLVM's own values within one. Arithmetic on float16 and
+bfloat16 is as `decode.primitives` has it.
 """
 
 from __future__ import annotations
@@ -11,12 +13,204 @@ import numpy as np
 
 from ..decode.code import Code
 from ..decode.registry import WHOLE_WARP, Arg, Plan
+from ..order.shadow import WIDEST
 from ..state.lane_sets import WARP
 from ..text.syntax import SINK, Imm, PtxInstruction, Reg, Sym
-from .halves import HalfArithmetic
 from .registers import immediate
-from .vectors import Halves, LaneValue, NoCode, scalar, splat, vector
-from .warp_tables import WARP_STATE, ShadowRow
+from .vectors import OWN, Arithmetic, Halves, LaneValue, NoCode, scalar, splat, vector
+
+# -- tables ------------------------------------------------------------------------------------------------------------------
+
+LAUNCH = {
+    name: place
+    for place, name in enumerate(
+        (
+            *("budget", "regions", "offs", "parted", "sites", "constants"),
+            *("registers", "warps_memory", "template", "warps", "alive"),
+            *("grid_x", "grid_y", "shared", "shared_bytes", "states", "written", "read", "updated", "granules"),
+            *("segments", "segment_count", "barriers", "exp2", "copies"),
+            *("votes", "threads"),
+        )
+    )
+}
+"""Places in the table of a launch."""
+
+WARP_STATE = {
+    name: place
+    for place, name in enumerate(
+        (*("alive", "pending", "tag", "global_tag", "barrier", "whole"), *("copies", "head", "tail", "committed"), "vote", "bitmap")
+    )
+}
+"""Places in the memory of a warp: its living lanes, how many groups wait, tags, the number of its barrier and 1, the lanes that it
+began with; its records of asynchronous copies, the numbers of the oldest one and of the next, the groups that it has closed; the
+number of lanes that hold at a barrier that reduces; then bits of the blocks at which groups wait, and their lanes, one number a
+block.
+"""
+
+REDUCED_BARRIER = 1 << 8
+"""A barrier that reduces has its number and this."""
+
+COPY_SLOTS, COPY_WORDS, COPY_ADDRESSES = 256, 40, 8
+"""Asynchronous copies of a warp that may be pending at once, a power of two; numbers of a record, the first of its addresses."""
+
+SEGMENT_WORDS = 8
+"""A segment: start, bytes, distance to host memory, distance to the states of its bytes (0: none), shadow (0: nobody writes there),
+address of the shadow's granule 0, number, whether it may be written.
+"""
+
+SITE_WORDS = 64
+"""An access: segment, counts, start and end in shared memory, the instruction's number; then the last addresses without a pattern:
+their mask, place in a sector, sectors, different addresses, wavefronts, those without conflicts; then the addresses.
+"""
+SITE = {name: place for place, name in enumerate(("segment", "counts", "low", "high", "number"))}
+KNOWN = 8
+DISTANCES = 16
+
+COUNTS = 4
+"""Counts of a segment at a site: requests, lanes, sectors and different addresses; of shared memory requests, lanes, wavefronts and
+those without bank conflicts."""
+
+WROTE, READ, UPDATED, BY = range(4)
+"""Words of a granule's row in the shadow: the last writer, reader and atomic access as tags, and 16 bits for the number of the
+instruction of each of them. A tag is block + 1, epoch of the block (the number of its barriers), crowd and thread. The last two
+words are there only if something needs them.
+"""
+KINDS = {"ld": READ, "ldmatrix": READ, "st": WROTE, "stmatrix": WROTE, "cp.async": WROTE, "atom": UPDATED}
+CONFLICTS = {READ: (WROTE, UPDATED), WROTE: (WROTE, READ, UPDATED), UPDATED: (WROTE, READ)}
+"""The accesses that an access must be ordered behind, by kind."""
+
+COLLECTIVE = ("ldmatrix", "stmatrix")
+"""Accesses for all lanes of a warp together."""
+
+THREAD_BITS, EPOCH_BITS = 12, 20
+"""A tag's lower bits; the topmost of THREAD_BITS are crowds."""
+WARP_CROWD, BLOCK_CROWD, GRID_CROWD = 1 << 10, 1 << 11, -(1 << 63)
+"""Other lanes that a reader's tag stands for: of its warp, of its block, or of other blocks."""
+CROWDS = GRID_CROWD | BLOCK_CROWD | WARP_CROWD
+
+MEETING, EPOCH = 12, 18
+"""The first bit of a tag in shared memory that counts barriers of the warp, and the first that counts those of the block."""
+LAST_MEETING = ((1 << (EPOCH - MEETING)) - 1) << MEETING
+
+NOBODY, ROW, ONE, STREWN = range(4)
+"""Forms of an access: no lane, one lane behind the other, one address, any. Negative: it gave up."""
+
+ATOMICS = {"add": "add", "min": "min", "max": "max", "and": "and", "or": "or", "xor": "xor"}
+
+
+class ShadowRow(NamedTuple):
+    """The shadow of a kernel: bytes of a granule of global and of shared memory; its parts that are kept."""
+
+    granule: int
+    shared_granule: int
+    atomics: bool
+    numbers: bool
+    copies: bool
+    """Bytes may be in flight."""
+
+    @classmethod
+    def of(cls, code: Code, numbers: bool) -> ShadowRow:
+        """`numbers`: the launch is one of a history, in which later ones ask for the instructions."""
+        sharing = code.sharing
+        copies = any(i.opcode == "cp" for i in code.instructions)
+        # Nobody asks for the granules of what is only read, unless other launches may write it.
+        widths = (width for place, width in sharing.global_granules.items() if numbers or place == "*" or sharing.writes(place))
+        return cls(min([WIDEST, *widths]), sharing.shared_granule, sharing.atomics, numbers, copies)
+
+    @property
+    def words(self) -> int:
+        return 4 if self.atomics or self.numbers else 2
+
+
+def access_name(space: str, kind: str, size: int) -> str:
+    return f"access_{space}_{kind}_{size}"
+
+
+def steps(element: str, step: int) -> str:
+    """Returns a constant with a multiple of `step` for each lane."""
+    return f"<{', '.join(f'{element} {step * n}' for n in range(WARP))}>"
+
+
+# -- arithmetic with halves --------------------------------------------------------------------------------------------------
+
+
+class HalfArithmetic(Arithmetic):
+    """Arithmetic with halves, which are widened to float32, or to float64 where that rounds to odd, and then narrowed."""
+
+    def bfloat_value(self, a: LaneValue) -> LaneValue:
+        wide = self.op("shl", "i32", self.resized(a.name, "i16", "i32", False), splat("i32", 16))
+        return self.noted(self.seen(wide, np.dtype(np.float32)))
+
+    def noted(self, x: LaneValue) -> LaneValue:
+        """Notes a value that may be NaN."""
+        return LaneValue(self.result(x.name, x.dtype), x.dtype)
+
+    def narrowed(self, x: LaneValue) -> LaneValue:
+        """Returns a float64 as float32, rounded to odd, which can be rounded once more."""
+        if x.dtype.itemsize != 8:
+            return x
+        near = self.cast(x, np.dtype(np.float32))
+        wide = self.add(f"fpext {vector('float')} {near.name} to {vector('double')}")
+        size, other = (self.add(f"call {vector('double')} @llvm.fabs.v{WARP}f64({vector('double')} {v})") for v in (x.name, wide))
+        more, inexact = self.test("ogt", "double", size, other), self.test("one", "double", x.name, wide)
+        found = self.seen(self.odd(self.raw(near), "i32", more, inexact), near.dtype)
+        # Beyond float32's range the nearest number is none.
+        self.flagged(self.op("xor", "i1", self.ordinary(wide), splat("i1", "true")))
+        self.doubtful.pop(near.name, None)
+        return found
+
+    def odd(self, bits: str, element: str, more: str, inexact: str) -> str:
+        """Returns bits of numbers nearest to a value as those of the odd one of its two neighbours; `more`: it is larger."""
+        even = self.test("eq", element, self.op("and", element, bits, splat(element, 1)), "zeroinitializer")
+        step = self.chosen(more, splat(element, 1), splat(element, -1), element)
+        moved = self.op("and", "i1", even, inexact)
+        return self.op("add", element, bits, self.chosen(moved, step, "zeroinitializer", element))
+
+    def fused_odd(self, a: LaneValue, b: LaneValue, c: LaneValue) -> LaneValue:
+        """Returns a * b + c of halves as float64, rounded to odd."""
+        wide = np.dtype(np.float64)
+        x, y, z = (self.cast(v, wide) for v in (a, b, c))
+        product = self.op("fmul", "double", x.name, y.name)
+        total, rest = self.two_parts(product, z.name)
+        for v in (x, y, z):
+            self.doubtful.pop(v.name, None)
+        self.flagged(self.op("xor", "i1", self.ordinary(total), splat("i1", "true")))
+        raw = self.add(f"bitcast {vector('double')} {total} to {vector('i64')}")
+        other = self.add(f"bitcast {vector('double')} {rest} to {vector('i64')}")
+        more = self.test("sge", "i64", self.op("xor", "i64", raw, other), "zeroinitializer")
+        return self.seen(self.odd(raw, "i64", more, self.test("one", "double", rest, "zeroinitializer")), wide)
+
+    def f16_bits(self, x: LaneValue, rounding: str) -> LaneValue:
+        if rounding != "rn":
+            raise NoCode
+        return self.cast(self.narrowed(x), np.dtype(np.float16))
+
+    def bf16_bits(self, x: LaneValue, rounding: str) -> LaneValue:
+        x = self.narrowed(x)
+        if rounding != "rn" or x.dtype != np.dtype(np.float32):
+            raise NoCode
+        self.flagged(self.test("uno", "float", x.name, x.name))
+        self.doubtful.pop(x.name, None)
+        bits = self.raw(x)
+        last = self.op("and", "i32", self.op("lshr", "i32", bits, splat("i32", 16)), splat("i32", 1))
+        up = self.op("add", "i32", bits, self.op("add", "i32", last, splat("i32", 0x7FFF)))
+        return LaneValue(self.resized(self.op("lshr", "i32", up, splat("i32", 16)), "i32", "i16", False), np.dtype(np.uint16))
+
+    def flushed_half(self, x: LaneValue, element: str) -> LaneValue:
+        if x.dtype.itemsize == 8:
+            raise NoCode
+        kind = scalar(x.dtype)
+        size = self.add(f"call {vector(kind)} @llvm.fabs.v{WARP}f32({vector(kind)} {x.name})")
+        small = self.test("olt", kind, size, splat(kind, self.literal(2.0**-14 if element == "f16" else 2.0**-126, x.dtype)))
+        zero = self.seen(self.op("and", "i32", self.raw(x), splat("i32", -(1 << 31))), x.dtype)
+        return LaneValue(self.result(self.chosen(small, zero.name, x.name, kind), x.dtype, x.name), x.dtype)
+
+
+OWN |= {name: getattr(HalfArithmetic, name) for name in ("bfloat_value", "fused_odd", "f16_bits", "bf16_bits")}
+OWN["flushed"] = HalfArithmetic.flushed_half
+
+
+# -- registers and masks -----------------------------------------------------------------------------------------------------
 
 WIDTHS = {1: "i32", 16: "i16", 32: "i32", 64: "i64"}
 """Types of a register's rows for a lane, by width; predicates are one i32 for all lanes."""

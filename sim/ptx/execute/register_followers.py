@@ -1,4 +1,6 @@
-"""Registers that nobody wrote, followed bit by bit as memcheck of Valgrind follows memory.
+"""Followers of registers that must not be read: those that nobody wrote, and those that products of wgmma hold.
+
+Registers that nobody wrote are followed bit by bit, as memcheck of Valgrind follows memory.
 
 Liveness finds the registers of a kernel that may be read before they are written: mostly none, and then nothing here runs. For
 the others, and for all that they may be copied into, the wave keeps a shadow: a row of bits a lane, set where nobody wrote.
@@ -9,21 +11,26 @@ of which they clear the rest with a mask.
 Shifts, selections of bytes and insertions do to the shadows what they do to the values. After `and`, `or`, `xor`, `not` and
 `lop3` a bit is known where known bits decide it: a bit that a mask clears is known, whatever was there. A second kind of
 shadow has ones where a bit holds anything that somebody wrote: not where constants have cleared, set or shifted in the bit.
+
+Registers of wgmma in flight must not be accessed before the product was waited for, or without a wgmma.fence behind the access.
+For each register that `decode.flow` names, and each warp, there are: the product that writes it (a code: the product's number
+and the number of its register), the last product that reads it as a fragment of A, and its accesses since the warp's last fence. A
+move of a register hands all that on, as compilers rename registers by moves.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from ..decode.code import Code
-from ..decode.flow import calculated, copied, merged, names, results, touched
+from ..decode.flow import InFlight, calculated, copied, merged, names, results, touched
 from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
-from ..state.findings import ERROR, Findings, Verdict
+from ..state.findings import ERROR, Findings, Verdict, source
 from ..state.lane_sets import LaneSet, Wave
 from ..text.syntax import TYPES, UNSIGNED, Array, Imm, PtxInstruction, Reg
 from .registers import RegisterFrame
@@ -325,3 +332,159 @@ def fill(rows: Sequence[Array], written: bool) -> None:
     """Sets the shadows of an instruction's results."""
     for row in rows:
         row[:] = ~np.zeros_like(row) if written else 0
+
+
+# -- registers in flight ----------------------------------------------------------------------------------------------------
+
+BITS = 8
+SLOTS = 1 << BITS
+"""A code is a product's number times this, plus the number of its register."""
+
+
+class Flights:
+    """The registers in flight in a wave, arrays of (registers, warps); `done[warp]`: the last product that the warp waited for."""
+
+    def __init__(self, code: Code, findings: Findings):
+        self.code = code
+        self.findings = findings
+        self.facts = code.in_flight or InFlight()
+        self.products: list[PtxInstruction] = []
+        """The instruction of each product, by its number less one."""
+        self.watched = frozenset(self.facts.watched | self.facts.touching)
+
+    def begin_wave(self, wave: Wave) -> None:
+        shape = len(self.facts.rows), wave.size >> 5
+        self.codes, self.reading = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self.touched = np.zeros(shape, np.int64)
+        self.done = np.zeros(shape[1], np.int64)
+        self.fenced = np.zeros(shape[1], bool)
+        self.changes = 0
+        """Number of changes of codes."""
+        self.products.clear()
+
+    def numbers(self, names: list[str]) -> Array:
+        return np.array([self.facts.rows[name] for name in names], np.int64)
+
+    # -- products -------------------------------------------------------------------------------------------------------------
+
+    def fence(self, warps: Array) -> None:
+        self.fenced[warps] = True
+        if self.facts.touching:
+            self.touched[:, warps] = 0
+
+    def issue(self, i: PtxInstruction, lanes: LaneSet, written: Array, read: Array) -> int:
+        """Issues a product of these warps, with the registers of D and A (rows); returns its number. Reports missing fences."""
+        self.products.append(i)
+        number, warps = len(self.products), lanes.warp_ids
+        if not self.fenced[warps].all():
+            self.report("missing fence", "no wgmma.fence before the first wgmma of the warp", i, lanes, ~self.fenced[warps])
+        if self.facts.touching:
+            rows = np.concatenate((written, read))
+            found = self.touched[rows[:, None], warps]
+            if found.any():
+                at, warp = (int(k[0]) for k in np.nonzero(found))
+                name = list(self.facts.rows)[int(rows[at])]
+                other = self.code.instructions[int(found[at, warp]) - 1]
+                message = f"no wgmma.fence between {source(other)}, which accesses register {name}, and the wgmma that uses it"
+                self.report("missing fence", message, i, lanes, (found != 0).any(axis=0))
+        self.changes += 1
+        self.codes[written[:, None], warps] = (number * SLOTS + np.arange(len(written)))[:, None]
+        if len(read):
+            self.reading[read[:, None], warps] = number
+        return number
+
+    # -- other instructions ---------------------------------------------------------------------------------------------------
+
+    def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
+        """Returns an instruction's thunk, preceded by its effect on registers in flight."""
+        i, plan, rows = self.code.instructions[pc], self.code.plans[pc], self.facts.rows
+        predicate = frame.predicate(i)
+        negated = i.predicate is not None and i.predicate[1]
+        act = self.mover(pc) if pc in self.facts.moves else self.toucher(pc, *accessed(plan.reads, plan.writes, rows))
+
+        def run() -> None:
+            lanes = frame.lanes
+            if predicate is not None:
+                holds = np.flatnonzero(~predicate if negated else predicate)
+                if not len(holds):
+                    thunk()
+                    return
+                lanes = lanes.subset(holds)
+            act(i, lanes)
+            thunk()
+
+        return run
+
+    def mover(self, pc: int) -> Callable[[PtxInstruction, LaneSet], None]:
+        to, origin = self.facts.moves[pc]
+        target, start = self.facts.rows.get(to), None if origin is None else self.facts.rows.get(origin)
+
+        def move(i: PtxInstruction, lanes: LaneSet) -> None:
+            if target is None:
+                return
+            warps = lanes.warp_ids
+            now = 0 if start is None else self.codes[start, warps]
+            before = self.codes[target, warps]
+            # Another register has the old contents, if they are still needed; else the product overwrites these.
+            lost = (before >> BITS > self.done[warps]) & (before != now)
+            if lost.any():
+                lost &= (self.codes[:, warps] == before).sum(axis=0) == 1
+            lost |= self.reading[target, warps] > self.done[warps]
+            if lost.any():
+                self.complain("writes", np.array([target]), i, lanes, lost[None])
+            self.changes += 1
+            self.codes[target, warps] = now
+            self.touched[target, warps] = 0 if start is None else self.touched[start, warps]
+
+        return move
+
+    def toucher(self, pc: int, read: Array, written: Array) -> Callable[[PtxInstruction, LaneSet], None]:
+        flying, touching = pc in self.facts.watched, pc in self.facts.touching
+        both = np.union1d(read, written)
+
+        def touch(i: PtxInstruction, lanes: LaneSet) -> None:
+            warps = lanes.warp_ids
+            for rows, verb in ((written, "writes"), (read, "reads")) if flying else ():
+                if len(rows):
+                    bad = (self.codes[rows[:, None], warps] >> BITS > self.done[warps]) | (
+                        self.reading[rows[:, None], warps] > self.done[warps]
+                    )
+                    if bad.any():
+                        self.complain(verb, rows, i, lanes, bad)
+            if flying and len(written):
+                self.changes += 1
+                self.codes[written[:, None], warps] = 0
+            if touching:
+                self.touched[both[:, None], warps] = pc + 1
+
+        return touch
+
+    # -- findings -------------------------------------------------------------------------------------------------------------
+
+    def complain(self, verb: str, rows: Array, i: PtxInstruction, lanes: LaneSet, bad: Array) -> None:
+        """Reports an access to registers in flight; `bad` is (registers, warps)."""
+        at, warp = (int(k[0]) for k in np.nonzero(bad))
+        row, number = int(rows[at]), int(lanes.warp_ids[warp])
+        written = int(self.codes[row, number]) >> BITS > int(self.done[number])
+        product = int(self.codes[row, number]) >> BITS if written else int(self.reading[row, number])
+        role = "accumulates in" if written else "reads as A"
+        name = list(self.facts.rows)[row]
+        message = (
+            f"{verb} register {name}, which {source(self.products[product - 1])} {role}, with no wgmma.wait_group for it in between"
+        )
+        self.report("in flight", message, i, lanes, np.asarray(bad.any(axis=0)))
+
+    def report(self, kind: str, message: str, i: PtxInstruction, lanes: LaneSet, bad: Array) -> None:
+        """Reports a finding of some of the warps of these lanes."""
+        position = int(np.searchsorted(lanes.warp, lanes.warp_ids[int(np.flatnonzero(bad)[0])]))
+        self.findings.report(kind, message, i, lanes, position, count=32 * int(np.count_nonzero(bad)))
+
+
+def accessed(reads: tuple[Arg, ...], writes: tuple[Arg, ...], rows: dict[str, int]) -> tuple[Array, Array]:
+    """Returns the rows of the registers among operands that are read, and written."""
+
+    def of(args: tuple[Arg, ...]) -> Array:
+        names = dict.fromkeys(getattr(a.operand, "name", "") for a in args)
+        return np.array([rows[name] for name in names if name in rows], np.int64)
+
+    return of(reads), of(writes)
