@@ -60,8 +60,20 @@ CASES = [
         "ints", 64, 64, [RNG.integers(-(2**31), 2**31, 4096).astype(np.int32), np.zeros(4096, np.int32), n(1)], True, marks=wide
     ),
     ("hist", 3, 128, [RNG.integers(0, 256, 3000).astype(np.uint8), np.zeros(64, np.uint32), n(3000)], True),
-    # Results of atomics are used: their order matters, which is NumPy's.
-    pytest.param("atoms", 8, 64, [RNG.integers(-999, 999, 512).astype(np.int32), np.zeros(640, np.int32), n(1)], False, marks=wide),
+    # Results of atomics are used; a sum of floats would wait, which others do not.
+    *(
+        pytest.param(
+            "atoms", 8, 64, [RNG.integers(-999, 999, 512).astype(np.int32), np.zeros(640, np.int32), n(k)], not k, marks=wide
+        )
+        for k in (0, 1)
+    ),
+    # The last of them has a place of its own, or one that an atomic before has: there the order is NumPy's.
+    *(
+        pytest.param(
+            "picked", 80, 64, [RNG.integers(0, 999, 5120).astype(np.int32), np.zeros(10500, np.int32), n(k)], clean, marks=wide
+        )
+        for k, clean in ((40, True), (4, False))
+    ),
     # Addresses without a pattern, stores of some lanes; then two lanes at one place, and a place beyond the end.
     *(
         pytest.param("permute", 16, 64, [places.astype(np.int32), np.zeros(2048, np.int32), n(1024)], clean, marks=wide)

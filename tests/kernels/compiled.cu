@@ -48,7 +48,7 @@ extern "C" __global__ void hist(const unsigned char* A, unsigned* C, int n) { __
 extern "C" __global__ void atoms(const int* A, int* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x, a = A[i], k = (a & 7) * 16, r = 0; unsigned* U = (unsigned*)C;
   r ^= atomicAdd(C+k, a) ^ atomicMin(C+k+1, a) ^ atomicMax(C+k+2, a) ^ atomicMin(U+k+3, (unsigned)a) ^ atomicMax(U+k+4, (unsigned)a);
   r ^= atomicInc(U+k+5, 5u) ^ atomicDec(U+k+6, 7u) ^ atomicAnd(C+k+7, a) ^ atomicOr(C+k+8, a) ^ atomicXor(C+k+9, a) ^ atomicExch(C+k+10, a) ^ atomicCAS(C+k+11, a & 1, i);
-  atomicAdd((float*)C+k+12, a * 1e-6f); atomicAdd((unsigned long long*)(C+k+14), (unsigned long long)a); C[128+i] = r; }
+  if (n) atomicAdd((float*)C+k+12, a * 1e-6f); atomicAdd((unsigned long long*)(C+k+14), (unsigned long long)a); C[128+i] = r; }
 extern "C" __global__ void permute(const int* A, int* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x; C[A[i]] = A[A[i]] + (A[i] % 3 ? i : A[i] / 3); if (A[i] & 1) C[n + i] = i; }
 extern "C" __global__ void mixed(const int* A, int* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x; atomicAdd(C + A[i] % 4, 1); C[8 + i] = C[A[i] % 4]; }
 extern "C" __global__ void maybe(const int* A, int* C, int n) { int i = blockIdx.x*64+threadIdx.x, a = A[i], x; __shared__ int s[64]; s[threadIdx.x] = a;
@@ -67,3 +67,8 @@ extern "C" __global__ void volatiles(const float* A, float* C, int n) { __shared
   s[t] = A[t]; if (n) __syncthreads(); C[t] = s[127 - t]; }
 struct Table { float x[8]; int n; };
 extern "C" __global__ void table(const float* A, float* C, const __grid_constant__ Table v) { int i = blockIdx.x*blockDim.x+threadIdx.x; C[i] = A[i] * v.x[i % v.n]; }
+// Atomics whose results are used: places in a list, and three numbers of each block's own, behind a branch; then two for one place.
+extern "C" __global__ void picked(const int* A, int* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x, a = A[i]; __shared__ int s[4];
+  if (threadIdx.x < 4) s[threadIdx.x] = 0; __syncthreads(); if (a % 3 == 0) { int k = atomicAdd(C, 1); C[64 + k] = a; }
+  int r = atomicMax(s + (a & 3), a); __syncthreads(); if (a & 1) r += atomicExch(C + 1 + (a & 7), i) + atomicCAS(C + 16 + (a & 3), 0, i);
+  C[5200 + i] = r + s[a & 3]; if (n && threadIdx.x == 7) C[10400 + blockIdx.x] = atomicInc((unsigned*)C + n, 5u); }

@@ -163,9 +163,26 @@ class Code(LiveRegisters):
     @cached_property
     def spins(self) -> bool:
         """True if lanes may wait in a loop for what others do: by loads, by atomics whose results are used, at mbarriers."""
-        used = (plan for plan in self.plans if plan.instruction.opcode == "atom")
         waits = any(isinstance(plan.control, PhaseWait | FunctionCall) for plan in self.plans)
-        return waits or bool(spins(self)) or any(not self.read_somewhere.isdisjoint(plan.written) for plan in used)
+        return waits or bool(spins(self)) or any(map(self.repeats, self.answered))
+
+    @cached_property
+    def answered(self) -> frozenset[PtxInstruction]:
+        """The atomics whose results are used."""
+        atomics = (plan for plan in self.plans if plan.instruction.opcode == "atom")
+        return frozenset(plan.instruction for plan in atomics if not self.read_somewhere.isdisjoint(plan.written))
+
+    @cached_property
+    def ordered(self) -> frozenset[PtxInstruction]:
+        """The atomics for which the order of lanes matters: of those without a use, what each leaves depends on what it finds."""
+        chained = {"exch", "cas", "inc", "dec"}
+        return self.answered | {i for i in self.instructions if i.opcode in ("atom", "red") and chained & set(i.mods)}
+
+    def repeats(self, i: PtxInstruction) -> bool:
+        """True if a branch leads back over an instruction, so that a lane may run it more than once, or later than others."""
+        at = self.instructions.index(i)
+        targets = ((pc, plan.control) for pc, plan in enumerate(self.plans) if pc >= at and isinstance(plan.control, Branch))
+        return any(branch.table or self.target(branch.target) <= at for _, branch in targets)
 
     @cached_property
     def sharing(self) -> Sharing:

@@ -359,6 +359,7 @@ start:
   %bad = alloca i32
   %exchanged = alloca {vector("i32")}, align 64
   %rows = alloca {vector("i64")}, align 64
+  %pairs = alloca [2 x {vector("i64")}], align 64
   %factors = alloca [12 x {vector("i32")}], align 64
   %sums = alloca [8 x {vector("i32")}], align 64
   store i32 0, ptr %bad

@@ -301,7 +301,7 @@ def access(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
     kind = "atom" if i.opcode in ("atom", "red") else i.opcode
     placed = place(text, AccessSite(i, space, kind, size), here, addresses)
     if kind == "atom":
-        update(text, plan, i, space, f"i64 {placed.host}, i32 {here}, {vector('i64')} {addresses}")
+        update(text, plan, i, space, f"i64 {placed.host}, i32 {here}, {vector('i64')} {addresses}, ptr %pairs", mask)
         return
     pieces = plan.writes if i.opcode == "ld" else plan.reads[1:]
     for k, (register, arg) in enumerate(zip(registers, pieces, strict=True)):
@@ -333,27 +333,39 @@ def parameter(text: WarpText, plan: Plan, i: PtxInstruction, type_: PtxType, reg
         text.write(arg, text.seen(text.everywhere(bits, one), arg.dtype), mask)
 
 
-def update(text: WarpText, plan: Plan, i: PtxInstruction, space: str, given: str) -> None:
-    """Adds an atomic access whose order among those of other lanes does not matter, or is that of `memory.open_sums`."""
-    type_ = i.type
+def update(text: WarpText, plan: Plan, i: PtxInstruction, space: str, given: str, mask: str | None) -> None:
+    """Adds an atomic access: lanes come to it in their order, unless that does not matter or is that of `memory.open_sums`."""
+    type_, code = i.type, text.code
     how = next((mod for mod in i.mods if mod in ATOMICS), "")
-    used = bool(plan.writes) and plan.writes[0].operand != SINK and set(plan.written) & text.code.read_somewhere
-    if not how or used or type_.bits < 32:
+    if not how or type_.bits < 32:
         raise NoCode
-    if type_.kind == "f" and (how != "add" or not (once(text, i) if space == "shared" else i in text.code.open_sums)):
+    if i in code.ordered:
+        if code.repeats(i) or len(code.plans) >> 16 or (space == "shared" and not alone(text, i)):
+            raise NoCode
+    elif type_.kind == "f" and not (once(text, i) if space == "shared" else i in code.open_sums):
         raise NoCode
     bits = f"i{type_.bits}"
-    text.helpers.add(("update", how, type_.name, text.code.base_mode == FLUSH))
-    value = text.raw(text.read(plan.reads[1]))
-    odd = text.add(f"call i32 @update_{how}_{type_.name}({given}, {vector(bits)} {value})")
+    text.helpers.add(("update", how, type_.name, code.base_mode == FLUSH))
+    for k, arg in enumerate(plan.reads[1:]):
+        place = text.add(f"getelementptr {vector(bits)}, ptr %pairs, i64 {k}")
+        text.say(f"store {vector(bits)} {text.raw(text.read(arg))}, ptr {place}, align 64")
+    odd = text.add(f"call i32 @update_{how}_{type_.name}({given})")
     text.add_to("%bad", odd, "or", "i32")
+    if i in code.answered:
+        old = text.add(f"load {vector(bits)}, ptr %pairs, align 64")
+        text.write(plan.writes[0], text.seen(old, plan.writes[0].dtype), mask)
+
+
+def alone(text: WarpText, i: PtxInstruction) -> bool:
+    """True if no other atomic access can be to shared memory."""
+    atomics = [one for one in text.code.instructions if one.opcode in ("atom", "red") and "global" not in one.mods]
+    return atomics == [i]
 
 
 def once(text: WarpText, i: PtxInstruction) -> bool:
     """True if each lane makes this access at most once, and no other has an order that matters: lanes then come in theirs."""
     sums = [one for one in text.code.instructions if one.opcode in ("atom", "red") and one.types[-1].kind == "f"]
-    at = text.code.instructions.index(i)
-    return len(sums) == 1 and not any(first <= at <= last for first, last in text.code.loop_spans)
+    return len(sums) == 1 and not text.code.repeats(i)
 
 
 # -- matrices of shared memory ---

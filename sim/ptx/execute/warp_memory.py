@@ -464,12 +464,10 @@ $STREWN
 
 
 UPDATE = Template("""
-define internal i32 @update_${HOW}_$TYPE(i64 %host, i32 %m, <32 x i64> %addresses, <32 x i$BITS> %values) noinline {
+define internal i32 @update_${HOW}_$TYPE(i64 %host, i32 %m, <32 x i64> %addresses, ptr %given) noinline {
 start:
   %kept = alloca <32 x i64>, align 64
-  %given = alloca <32 x i$BITS>, align 64
   store <32 x i64> %addresses, ptr %kept, align 64
-  store <32 x i$BITS> %values, ptr %given, align 64
   br label %lane
 lane:
   %left = phi i32 [%m, %start], [%rest, %go]
@@ -491,6 +489,7 @@ go:
   %x = load i$BITS, ptr %g
 $APPLY
   store i$BITS %new, ptr %q, align 1
+  store i$BITS %old, ptr %g
   br label %lane
 }
 """)
@@ -624,8 +623,26 @@ FLUSHED = f"""
 """Whether a sum of float32 is another one where subnormal numbers are flushed: an addend or the sum is subnormal."""
 
 
+NEW = {
+    "exch": "  %new = select i1 true, i{bits} %x, i{bits} %old",
+    "cas": """  %behind = getelementptr i{bits}, ptr %g, i32 32
+  %other = load i{bits}, ptr %behind
+  %equal = icmp eq i{bits} %old, %x
+  %new = select i1 %equal, i{bits} %other, i{bits} %old""",
+    "inc": """  %over.limit = icmp uge i{bits} %old, %x
+  %next = add i{bits} %old, 1
+  %new = select i1 %over.limit, i{bits} 0, i{bits} %next""",
+    "dec": """  %less.one = sub i{bits} %old, 1
+  %outside = icmp uge i{bits} %less.one, %x
+  %new = select i1 %outside, i{bits} %x, i{bits} %less.one""",
+}
+"""The new value `%new` of an atomic access, from the old one and `%x`."""
+
+
 def update(how: str, type_name: str, flushing: bool) -> str:
-    """Returns the function of an atomic access, lane after lane; it returns 1 if a sum is NaN, or not the one without flushing."""
+    """Returns the function of an atomic access, lane after lane, of operands that get the old values' place; cas has its second
+    operands behind them. It returns 1 if a sum is NaN, or not the one without flushing.
+    """
     kind, bits = type_name[0], int(type_name[1:])
     odd = "  %odd2 = or i32 %odd, 0"
     if kind == "f":
@@ -642,5 +659,5 @@ def update(how: str, type_name: str, flushing: bool) -> str:
         test = ("s" if kind == "s" else "u") + ("lt" if how == "min" else "gt")
         apply = f"{odd}\n  %less.or.more = icmp {test} i{bits} %x, %old\n  %new = select i1 %less.or.more, i{bits} %x, i{bits} %old"
     else:
-        apply = f"{odd}\n  %new = {how} i{bits} %old, %x"
+        apply = f"{odd}\n{NEW.get(how, '  %new = {how} i{bits} %old, %x').format(how=how, bits=bits)}"
     return UPDATE.substitute(HOW=how, TYPE=type_name, BITS=bits, APPLY=apply)

@@ -121,6 +121,21 @@ def touched(kind: int, row: ShadowRow) -> str:
         if k in words:
             lines.append(f"%clash{k} = or i1 {clash}, %apart{k}")
             clash = f"%clash{k}"
+    if row.numbers:
+        lines += [
+            f"%b = getelementptr i64, ptr %r, i64 {BY}",
+            f"%by = getelementptr i16, ptr %b, i64 {kind}",
+            "%narrow = trunc i64 %number to i16",
+        ]
+    if row.ordered and kind == UPDATED:
+        # Lanes come to one atomic in their order, and to different ones in an order that is NumPy's.
+        lines += [
+            "%before = load i16, ptr %by",
+            "%another = icmp ne i16 %before, %narrow",
+            f"%clash{kind} = and i1 %another, %apart{kind}",
+            f"%disorder = or i1 {clash}, %clash{kind}",
+        ]
+        clash = "%disorder"
     lines += [f"br i1 {clash}, label %bad, label %note", "note:"]
     new = "%mine"
     if kind != WROTE:
@@ -143,12 +158,7 @@ def touched(kind: int, row: ShadowRow) -> str:
         new = "%new"
     lines.append(f"store i64 {new}, ptr %p{kind}")
     if row.numbers:
-        lines += [
-            f"%b = getelementptr i64, ptr %r, i64 {BY}",
-            f"%by = getelementptr i16, ptr %b, i64 {kind}",
-            "%narrow = trunc i64 %number to i16",
-            "store i16 %narrow, ptr %by",
-        ]
+        lines.append("store i16 %narrow, ptr %by")
     return "\n".join(f"  {line}" if not line.endswith(":") else line for line in [*lines, "br label %kept"])
 
 

@@ -95,7 +95,7 @@ LAST_MEETING = ((1 << (EPOCH - MEETING)) - 1) << MEETING
 NOBODY, ROW, ONE, STREWN = range(4)
 """Forms of an access: no lane, one lane behind the other, one address, any. Negative: it gave up."""
 
-ATOMICS = {"add": "add", "min": "min", "max": "max", "and": "and", "or": "or", "xor": "xor"}
+ATOMICS = frozenset({"add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"})
 
 
 class ShadowRow(NamedTuple):
@@ -107,6 +107,8 @@ class ShadowRow(NamedTuple):
     numbers: bool
     copies: bool
     """Bytes may be in flight."""
+    ordered: bool
+    """The order of atomics matters."""
 
     @classmethod
     def of(cls, code: Code, numbers: bool) -> ShadowRow:
@@ -115,7 +117,8 @@ class ShadowRow(NamedTuple):
         copies = any(i.opcode == "cp" for i in code.instructions)
         # Nobody asks for the granules of what is only read, unless other launches may write it.
         widths = (width for place, width in sharing.global_granules.items() if numbers or place == "*" or sharing.writes(place))
-        return cls(min([WIDEST, *widths]), sharing.shared_granule, sharing.atomics, numbers, copies)
+        ordered = bool(code.ordered)
+        return cls(min([WIDEST, *widths]), sharing.shared_granule, sharing.atomics, numbers or ordered, copies, ordered)
 
     @property
     def words(self) -> int:
