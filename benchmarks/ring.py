@@ -36,7 +36,7 @@ import cupyflash
 from cupyflash import Device
 from cupyflash.distributed import ring_attention, ring_attention_backward, shard, threads
 from cupyflash.distributed.communicator import Communicator, as_communicator
-from cupyflash.sim.cli.commands.ranks import DEFAULT_LINK, bytes_a_second
+from cupyflash.sim.cli.commands.problems import DEFAULT_LINK, bytes_a_second
 from cupyflash.sim.clock.known import PLANNER, own_error
 from cupyflash.sim.clock.ring_model import RingModel, ring_of
 

@@ -45,7 +45,7 @@ from cupyflash.schedules import (
 )
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.sim import replay, theory
-from cupyflash.sim.cli.commands.verify import verify as command
+from cupyflash.sim.cli.commands.problems import verify as command
 from cupyflash.sim.cli.request import ProblemRequest
 from cupyflash.sim.execution import execute, run_kernels
 from cupyflash.sim.numbers.inputs import Inputs

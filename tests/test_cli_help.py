@@ -69,7 +69,7 @@ def test_help_and_completion_load_neither_numpy_nor_a_kernel() -> None:
     helps = [["--help"], *([name, "--help"] for name in main.commands)]
     program = [sys.executable, "-c", LOADED, json.dumps(helps), json.dumps(COMPLETED)]
     loaded = json.loads(subprocess.run(program, env=environment(), check=True, capture_output=True, text=True).stdout)
-    assert "cupyflash.sim.cli.commands.predict" in loaded and "cupyflash.device" in loaded  # whose names were completed
+    assert "cupyflash.sim.cli.commands.problems" in loaded and "cupyflash.device" in loaded  # whose names were completed
     assert not [name for name in loaded if any(name == heavy or name.startswith(f"{heavy}.") for heavy in HEAVY)]
 
 

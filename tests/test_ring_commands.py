@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem
 from cupyflash.sim.cli import main
-from cupyflash.sim.cli.sweep_ring import COLUMNS
+from cupyflash.sim.cli.over_ranks import COLUMNS
 from cupyflash.sim.clock.ring_model import RingModel, ring_of
 from cupyflash.sim.pictures.plot_ring import WAYS, draw_ranks
 from cupyflash.sim.theory.ring import link_bytes

@@ -4,20 +4,21 @@ way, summed by atomics or by a kernel of its own."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 import click
 
 from cupyflash.basics import Report
 from cupyflash.multiprocessor import Multiprocessor
-from cupyflash.schedules import TileSchedule, fa2_backward_tiles, fa2_tiles, plan
+from cupyflash.schedules import BackwardSchedule, TileSchedule, fa2_backward_tiles, fa2_tiles, plan
 from cupyflash.schedules import fa2_backward_clocks as backward_clocks
 from cupyflash.schedules.base import padded_dim
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa2_backward_tiles import BackwardCandidate, launches, main_tiles
 from cupyflash.sim import theory
 from cupyflash.sim.cli.request import ProblemRequest
-from cupyflash.sim.cli.show import say, show_table
+from cupyflash.sim.cli.show import say, show_table, taken
 from cupyflash.tiling import TileSize
 from cupyflash.words import plural
 
@@ -96,18 +97,21 @@ def busy(launches: list[dict[str, float]]) -> Report:
     return {"tile_clocks": clocks, "bound_by": max(clocks, key=lambda name: clocks[name])}
 
 
-def way(schedule: Fa2BackwardSchedule) -> Report:
-    """The cost of the pass with dQ made so."""
-    p, form = schedule.problem, theory.traffic(schedule)
-    dims = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
-    products = sum(backward_clocks.main_fmas(*dims, launch, not schedule.deterministic) for launch in launches(p))
+def cost(schedule: BackwardSchedule) -> Report:
+    """The bytes, memory and kernels of the pass, for JSON."""
     return {
-        "read_bytes": form.read_bytes,
-        "write_bytes": form.write_bytes,
+        **taken(theory.traffic(schedule), "read_bytes", "write_bytes"),
         "extra_memory_bytes": schedule.workspace_bytes,
-        "fmas_a_score": products + (backward_clocks.query_fmas(*dims) if schedule.deterministic else 0),
         "kernels": [kernel.name for kernel in schedule.kernels()],
     }
+
+
+def way(schedule: Fa2BackwardSchedule) -> Report:
+    """The cost of the pass with dQ made so."""
+    p = schedule.problem
+    dims = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
+    products = sum(backward_clocks.main_fmas(*dims, launch, not schedule.deterministic) for launch in launches(p))
+    return cost(schedule) | {"fmas_a_score": products + (backward_clocks.query_fmas(*dims) if schedule.deterministic else 0)}
 
 
 def show(report: Report, request: ProblemRequest, everything: bool) -> None:
@@ -201,13 +205,13 @@ def show_ways(report: Report) -> None:
         f"kernel of its own that makes S and dP once more. Here {own} atomics"
         + (":" if report["deterministic"] else " (--deterministic is the other way):")
     )
+    ways = report["ways"]
+    show_costs({"by atomics": ways["atomics"], "deterministic": ways["deterministic"]}, {"fmas_a_score": "FMAs a score"})
+
+
+def show_costs(ways: Mapping[str, Report], more: Mapping[str, str]) -> None:
+    """Print the costs of the ways to dQ side by side; `more`: the headings of further ones."""
+    keys = {"read_bytes": "bytes read", "write_bytes": "bytes written", "extra_memory_bytes": "extra memory", **more}
     click.echo()
-    cells = [
-        (
-            f"by {name}" if name == "atomics" else name,
-            *(f"{each[key]:,}" for key in ("read_bytes", "write_bytes", "extra_memory_bytes", "fmas_a_score")),
-            str(len(each["kernels"])),
-        )
-        for name, each in report["ways"].items()
-    ]
-    show_table(("dQ", "bytes read", "bytes written", "extra memory", "FMAs a score", "kernels"), cells)
+    cells = [(name, *(f"{each[key]:,}" for key in keys), str(len(each["kernels"]))) for name, each in ways.items()]
+    show_table(("dQ", *keys.values(), "kernels"), cells)

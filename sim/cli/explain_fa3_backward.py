@@ -11,7 +11,7 @@ from cupyflash.basics import Report
 from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa3_backward, fa3_tiles
 from cupyflash.schedules.fa3_backward import Fa3BackwardSchedule
-from cupyflash.sim import theory
+from cupyflash.sim.cli.explain_backward import cost, show_costs
 from cupyflash.sim.cli.request import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 
@@ -35,18 +35,7 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
             "consumers": {"threads": fa3_backward.CONSUMERS * fa3_tiles.WARPGROUP, "registers": consumer},
         },
         "grid": {"thread_blocks": schedule.grid, "heads_that_alternate": schedule.alternate},
-        "ways": {name: way(replace(schedule, deterministic=deterministic)) for name, deterministic in WAYS.items()},
-    }
-
-
-def way(schedule: Fa3BackwardSchedule) -> Report:
-    """The cost of the pass with dQ summed so."""
-    form = theory.traffic(schedule)
-    return {
-        "read_bytes": form.read_bytes,
-        "write_bytes": form.write_bytes,
-        "extra_memory_bytes": schedule.workspace_bytes,
-        "kernels": [kernel.name for kernel in schedule.kernels()],
+        "ways": {name: cost(replace(schedule, deterministic=deterministic)) for name, deterministic in WAYS.items()},
     }
 
 
@@ -76,9 +65,4 @@ def show(report: Report, request: ProblemRequest, everything: bool) -> None:
         "call to call; deterministic, thread blocks of a head add one after the other, by their keys. Here "
         + ("deterministic:" if report["deterministic"] else "in any order (--deterministic is the other way):")
     )
-    click.echo()
-    cells = [
-        (name, *(f"{each[key]:,}" for key in ("read_bytes", "write_bytes", "extra_memory_bytes")), str(len(each["kernels"])))
-        for name, each in report["ways"].items()
-    ]
-    show_table(("dQ", "bytes read", "bytes written", "extra memory", "kernels"), cells)
+    show_costs(report["ways"], {})

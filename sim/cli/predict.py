@@ -10,14 +10,25 @@ import click
 from cupyflash.request.options import EMPTY, MIXED, WHOLE
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import theory
-from cupyflash.sim.cli import l2, predict_decode, predict_ring, predicted_time
-from cupyflash.sim.cli.counts import beside_balance, counted, intensities, show_replay, show_traffic
-from cupyflash.sim.cli.functions import MOST_SCORES
+from cupyflash.sim.cli import decoding, over_ranks
 from cupyflash.sim.cli.group import Found
+from cupyflash.sim.cli.models import Timing, l2_report, show_models
 from cupyflash.sim.cli.options import gathered
-from cupyflash.sim.cli.ranks import Split, refuse_without_ranks
-from cupyflash.sim.cli.request import ProblemRequest, requested
-from cupyflash.sim.cli.show import say, show_table, show_tiling, taken, tell, tiling_report
+from cupyflash.sim.cli.over_ranks import Split, refuse_without_ranks
+from cupyflash.sim.cli.request import MOST_SCORES, ProblemRequest, requested
+from cupyflash.sim.cli.show import (
+    beside_balance,
+    counted,
+    intensities,
+    say,
+    show_replay,
+    show_table,
+    show_tiling,
+    show_traffic,
+    taken,
+    tell,
+    tiling_report,
+)
 from cupyflash.sim.names import NAMES
 from cupyflash.sim.traffic import Traffic
 
@@ -25,22 +36,20 @@ IDEAL = "standard, each input read once"
 
 
 @requested
-@gathered(timing=predicted_time.Timing, split=Split)
-def predict(
-    request: ProblemRequest, with_l2: bool, timing: predicted_time.Timing, ranks: int | None, split: Split, as_json: bool
-) -> None:
+@gathered(timing=Timing, split=Split)
+def predict(request: ProblemRequest, with_l2: bool, timing: Timing, ranks: int | None, split: Split, as_json: bool) -> None:
     """Predict HBM reads and writes."""
     if ranks is not None:
         if with_l2 or timing.asked or timing.results is not None:
             raise click.UsageError("--l2, --time, --roofline and --results are of one device: they cannot go with --ranks")
-        predict_ring.predict(request, ranks, split, as_json)
+        over_ranks.predict(request, ranks, split, as_json)
         return
     refuse_without_ranks("--ranks")
     timed = timing.report_of(request)  # refuses what has no times before the L2 is played
-    asked = {"l2": l2.report_of(request) if with_l2 else None, "time": timed}
+    asked = {"l2": l2_report(request) if with_l2 else None, "time": timed}
     models = {name: told for name, told in asked.items() if told is not None}
     if request.cache is not None:
-        predict_decode.predict(request, as_json, models)
+        decoding.predict(request, as_json, models)
         return
     problem, device, schedule = request.problem, request.device, request.schedule()
     form = theory.traffic(schedule)
@@ -141,7 +150,7 @@ def show_prediction(report: dict[str, Any], request: ProblemRequest) -> None:
     if report["arithmetic_intensity"] is not None:
         beside = beside_balance(report["machine_balance"])
         say(f"arithmetic intensity: {report['arithmetic_intensity']:.1f} FLOP a byte ({count} N^2 d, nothing skipped){beside}")
-    predict_decode.show_models(report)
+    show_models(report)
     show_side_by_side(report["algorithms"], request, "l2" in report)
     shapes = report[f"theorem{theorem}_elements"]
     note = "" if shapes["in_range d <= M <= N d"] else " (M is outside d <= M <= N d: the theorem does not speak)"

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from cupyflash.device import Device
-from cupyflash.sim.cli.commands.run import SOURCES, divided
+from cupyflash.sim.cli.commands.kernels import SOURCES, divided
 from cupyflash.sim.cli.options import gathered
 from cupyflash.sim.cli.profile import preprocessed
 from cupyflash.sim.cli.reporting import FindingsReport

@@ -1,15 +1,18 @@
-"""Output that commands share: names, problems, tilings, devices, errors, all within the width of the terminal."""
+"""Output that commands share, within the width of the terminal: names, problems, tilings, devices, errors; counted bytes, the
+closed form beside its replay and beside the arithmetic; the points of a sweep as a table, CSV or JSON."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -22,6 +25,8 @@ from cupyflash.request.score import Form
 from cupyflash.schedules import Cache, TileSchedule
 from cupyflash.sim import files, text
 from cupyflash.sim.cli import terminal
+from cupyflash.sim.traffic import Traffic
+from cupyflash.sim.two_level import machine
 from cupyflash.words import plural
 
 NARROWEST = 40
@@ -168,3 +173,142 @@ def show_held(held: Mapping[str, tuple[str, str]], rooms: Mapping[str, int]) -> 
 def show_balance(report: Report) -> None:
     """Show how evenly the work is shared out."""
     say(f"Balance: the busiest place for a thread block has {report['balance']:.3f} times the mean of all, in turns.")
+
+
+# -- counted bytes -----------------------------------------------------------------------------------------------------------
+
+
+def counted(schedule: TileSchedule, form: Traffic) -> dict[str, Any]:
+    """The bytes of a schedule for JSON, with what its replay says of the closed form."""
+    try:
+        replayed: machine.Replay | None = machine.run(schedule)
+        refused = None
+    except (machine.SramOverflow, machine.TooLong) as error:  # the closed form stands by itself: say why
+        replayed, refused = None, str(error)
+    return {
+        "traffic": form.as_dict(),
+        "replay_agrees": None if replayed is None else replayed.traffic == form,
+        "peak_sram_bytes": None if replayed is None else replayed.peak_sram_bytes,
+        "replay_refused": refused,
+        "extra_memory_bytes": schedule.workspace_bytes,
+    }
+
+
+def machine_balance(device: Device, dtype: str) -> float | None:
+    """FLOP a byte of HBM at which a device's peaks meet; None if one is not known."""
+    peak, bandwidth = device.tensor_peak.get(dtype), device.hbm_bandwidth
+    return peak / bandwidth if peak and bandwidth else None
+
+
+def intensities(flops: int, form: Traffic, device: Device, dtype: str) -> dict[str, Any]:
+    """The operations for JSON, beside the bytes, and beside what the device balances."""
+    by_byte, balance = intensity(flops, form.total_bytes), machine_balance(device, dtype)
+    return {"flops": flops, "arithmetic_intensity": by_byte, "machine_balance": balance}
+
+
+def beside_balance(balance: float | None, more: str = "") -> str:
+    """The intensity at which a device balances, in words that follow a report's own."""
+    return f"; the device balances at {balance:.0f}{more}" if balance else ""
+
+
+def intensity(flops: int, nbytes: int) -> float | None:
+    """FLOP a byte; None where nothing moves."""
+    return flops / nbytes if nbytes else None
+
+
+def show_traffic(traffic: Mapping[str, Mapping[str, int]]) -> None:
+    """Bytes by tensor."""
+    rows = [(name, f"{row['read_bytes']:,}", f"{row['write_bytes']:,}") for name, row in traffic.items()]
+    show_table(("tensor", "bytes read", "bytes written"), rows)
+    click.echo()
+
+
+def show_replay(report: Mapping[str, Any]) -> None:
+    """Show the replay's verdict, and the memory beside the tensors."""
+    if report["replay_refused"]:
+        say(f"replay on the SRAM machine refused: {report['replay_refused']}")
+    else:
+        agrees = "agrees" if report["replay_agrees"] else "DISAGREES"
+        say(f"replay on the SRAM machine {agrees}; it held {report['peak_sram_bytes']:,} bytes at most")
+    say(f"extra memory: {report['extra_memory_bytes']:,} bytes")
+
+
+# -- points of a sweep -------------------------------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """A column of the table: its heading, and how a value is written, as a multiple of a unit of 1 / `scale`."""
+
+    heading: str
+    form: str = ","
+    scale: float = 1
+
+    def cell(self, value: Any) -> str:
+        """A value's text; "-" for none."""
+        return "-" if value is None else value if isinstance(value, str) else f"{value * self.scale:{self.form}}"
+
+
+@dataclass(frozen=True)
+class Points:
+    """The points of a sweep, `rows` with names for their columns, and what is said of them.
+
+    `head` and `tail` surround them in JSON. The table has a title, and a column for each of `columns`, by the names of the rows;
+    `legends` explain them. `folded`: columns of one value, but for the first, are told in words.
+    """
+
+    head: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    title: str
+    columns: Mapping[str, Column]
+    legends: Sequence[str]
+    tail: Mapping[str, Any]
+    folded: bool = False
+
+    def printed(self, kind: str) -> str:
+        """All of it: `kind` is table, csv or json."""
+        return {"table": self.table, "csv": self.csv, "json": self.json}[kind]()
+
+    def json(self) -> str:
+        return json.dumps({**self.head, "points": self.rows, **self.tail}, indent=2) + "\n"
+
+    def csv(self) -> str:
+        file = io.StringIO()
+        writer = csv.DictWriter(file, list(self.rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return file.getvalue()
+
+    def show(self) -> None:
+        """Print the table, with what is said of it."""
+        heads, rows, legends = self._table
+        say(self.title, rest="  ")
+        say()
+        show_table(heads, rows, left=())
+        say()
+        for words in legends:
+            say(words)
+
+    def table(self) -> str:
+        """Text with a heading, aligned."""
+        heads, rows, legends = self._table
+        across = width()
+        return "\n".join(
+            [
+                *text.paragraph(self.title, rest="  ", width=min(across, text.WIDTH)),
+                "",
+                *text.table(heads, rows, left=(), width=across),
+                "",
+                *(line for words in legends for line in text.paragraph(words, width=min(across, text.WIDTH))),
+                "",
+            ]
+        )
+
+    @property
+    def _table(self) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
+        """Heads, rows and legends."""
+        cells = {name: [column.cell(row[name]) for row in self.rows] for name, column in self.columns.items()}
+        same = [name for name in list(cells)[1:] if self.folded and len(self.rows) > 1 and len(set(cells[name])) == 1]
+        shown = [name for name in cells if name not in same]
+        told = "; ".join(f"{self.columns[name].heading} {cells[name][0]}" for name in same)
+        legends = [*self.legends, *[f"the same at every point: {told}"] * bool(same)]
+        return [self.columns[name].heading for name in shown], [*zip(*(cells[name] for name in shown), strict=True)], legends

@@ -11,17 +11,16 @@ import click
 from cupyflash.device import Device
 from cupyflash.distributed.layout import MOST_RANKS
 from cupyflash.request.problem import Problem
-from cupyflash.sim.cli import sweep_decode, sweep_ring
+from cupyflash.sim.cli import decoding, over_ranks
 from cupyflash.sim.cli.options import (
     first_given,
     gathered,
     kind_of,
     whole_number,
 )
-from cupyflash.sim.cli.points import Column, Points
-from cupyflash.sim.cli.ranks import Split, refuse_without_ranks
+from cupyflash.sim.cli.over_ranks import Split, refuse_without_ranks
 from cupyflash.sim.cli.request import ProblemRequest, requested
-from cupyflash.sim.cli.show import describe, flat, print_or_write, taken
+from cupyflash.sim.cli.show import Column, Points, describe, flat, print_or_write, taken
 from cupyflash.sim.cli.terminal import tracked
 from cupyflash.sim.names import NAMES
 from cupyflash.sim.pictures import sweep as sweeping
@@ -73,7 +72,7 @@ class AxisSpan:
 
     def values(self, problem: Problem, over: Over) -> list[int]:
         """The values on a problem's axis. UsageError for what are none."""
-        own = {"cache": CACHES, "ranks": sweep_ring.DEFAULT_RANGE}
+        own = {"cache": CACHES, "ranks": over_ranks.DEFAULT_RANGE}
         start, end, count, in_log = own[over] if over == "cache" or over == "ranks" else default_range(problem, over)
         return spaced(
             start if self.first is None else parse_value(over, "--from", self.first),
@@ -111,9 +110,9 @@ def sweep(request: ProblemRequest, over: Over, span: AxisSpan, split: Split, rep
     if over != "ranks":
         refuse_without_ranks("--over ranks")
     if over == "ranks":
-        points = sweep_ring.points_of(request, span.values(request.problem, over), split, report.plot)
+        points = over_ranks.points_of(request, span.values(request.problem, over), split, report.plot)
     elif over == "cache":
-        points = sweep_decode.points_of(request, span.values(request.problem, over), report.plot)
+        points = decoding.points_of(request, span.values(request.problem, over), report.plot)
     elif request.cache is not None:
         raise click.UsageError(f"--decode is swept over the keys of its cache, --over cache: got --over {over}")
     else:

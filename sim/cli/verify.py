@@ -10,7 +10,7 @@ import click
 
 from cupyflash.schedules import DecodeSchedule, TileSchedule
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.l2 import show_executed
+from cupyflash.sim.cli.models import show_executed
 from cupyflash.sim.cli.request import ProblemRequest, refuse_longer, requested
 from cupyflash.sim.cli.show import say, show_table, show_tiling, tell, tiling_report
 from cupyflash.sim.cli.terminal import progress

@@ -1,19 +1,36 @@
-"""The output of `cupyflash predict --decode`: bytes by tensor, how often K and V are read, what else moves, and fa2's beside it."""
+"""Decoding: the output of `predict --decode` (bytes by tensor, how often K and V are read, what else moves, and fa2's beside it)
+and of `sweep --over cache` (bytes, splits and thread blocks along the length of the cache)."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import click
 
 from cupyflash.basics import Report
 from cupyflash.schedules import DecodeSchedule
 from cupyflash.sim import theory
-from cupyflash.sim.cli import l2, predicted_time
-from cupyflash.sim.cli.counts import beside_balance, counted, intensities, show_replay, show_traffic
 from cupyflash.sim.cli.group import Found
+from cupyflash.sim.cli.models import show_models
 from cupyflash.sim.cli.request import ProblemRequest
-from cupyflash.sim.cli.show import say, show_table, taken, tell
+from cupyflash.sim.cli.show import (
+    Column,
+    Points,
+    beside_balance,
+    counted,
+    describe_cache,
+    intensities,
+    say,
+    show_replay,
+    show_table,
+    show_traffic,
+    taken,
+    tell,
+)
 from cupyflash.sim.names import NAMES
 from cupyflash.sim.numbers.gathered import KEYS, PAGES, PARTS, bytes_of, gathered, together
+from cupyflash.sim.pictures.sweep_decode import CachePoint, sweep_cache
 from cupyflash.sim.traffic import Traffic
 from cupyflash.words import plural
 
@@ -50,14 +67,6 @@ def prediction(request: ProblemRequest, schedule: DecodeSchedule, form: Traffic)
         "hbm_seconds": form.total_bytes / bandwidth if bandwidth else None,
         "beside": {"decode": moved(form, bandwidth), "fa2": of_fa2(schedule, bandwidth)},
     }
-
-
-def show_models(report: Report) -> None:
-    """Show the models of the L2 and of times, if a report has them."""
-    for name, show_model in (("l2", l2.show), ("time", predicted_time.show)):
-        if name in report:
-            click.echo()
-            show_model(report[name])
 
 
 def operations(schedule: DecodeSchedule) -> int:
@@ -163,3 +172,60 @@ def show_beside(report: Report, request: ProblemRequest, schedule: DecodeSchedul
     if schedule.cache.tree:
         told += "It has no tree mask, without which it is counted. "
     say(told.rstrip())
+
+
+# -- sweep --over cache ------------------------------------------------------------------------------------------------------
+
+OVER = "cache"
+COLUMNS = {
+    "cache": Column("keys"),
+    "splits": Column("splits"),
+    "thread_blocks": Column("blocks"),
+    "read_bytes": Column("bytes read"),
+    "write_bytes": Column("bytes written"),
+    "total_bytes": Column("bytes"),
+    "partial_share": Column("partial", ".2%"),
+    "fa2_ratio": Column("fa2", ".2f"),
+    "model_seconds": Column("us, model", ",.2f", 1e6),
+}
+LEGEND = (
+    "keys: of a full cache, a sequence; blocks: thread blocks; partial: what share of all bytes the splits' results are, "
+    "written and read again; fa2: how many times as many bytes FlashAttention-2 would move for the same queries, of keys that "
+    "are gathered in one array; us, model: the planner's microseconds, nothing is measured"
+)
+
+
+def points_of(request: ProblemRequest, values: list[int], plot: Path | None) -> Points:
+    """The points; a picture is drawn on the way."""
+    assert request.cache is not None
+    device, told = request.device, describe_cache(request.problem, request.cache, swept=True)
+    points = sweep_cache(request.problem, device, request.cache, values, num_splits=request.num_splits, lse=request.lse)
+    if plot is not None:
+        from cupyflash.sim.pictures.plot import plot_cache
+
+        plot_cache(plot, points, told, device.name)
+    head = request.report
+    head |= {  # what varies with the length is null
+        "problem": head["problem"] | {"seqlen_k": None, "key_lengths": None},
+        "cache": head["cache"] | {"pages": None},
+        "device": taken(device, "name", "sm_count"),
+    }
+    title = f"{NAMES[request.algorithm]}: {told}; {device.name}, {device.sm_count} multiprocessors"
+    return Points({"over": OVER, **head}, rows(points), title, COLUMNS, (LEGEND,), {})
+
+
+def rows(points: tuple[CachePoint, ...]) -> list[dict[str, Any]]:
+    """The points with names for their columns."""
+    return [
+        {
+            "cache": point.value,
+            **taken(point, "splits", "thread_blocks", "read_bytes", "write_bytes", "total_bytes"),
+            "partial_bytes": point.part_bytes,
+            "partial_share": point.part_share,
+            "page_bytes": point.page_bytes,
+            "fa2_bytes": point.fa2_bytes,
+            "fa2_ratio": point.fa2_ratio,
+            "model_seconds": point.seconds,
+        }
+        for point in points
+    ]
