@@ -114,6 +114,25 @@ def test_fault(name: str, seed: int | None) -> None:
         assert "warpgroup of warps 0 to 3: only warps" in launch.findings[0].message
 
 
+BULK = f"""{READY} {FIRST} add.u32 %r14, %r3, 65024;
+@%p2 mbarrier.init.shared::cta.b64 [%r14], 1; @%p2 fence.mbarrier_init.release.cluster; bar.sync 0;
+@%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r14], 64512;
+@%p2 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%rd1], 64512, [%r14];
+W: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r14], 0; @!%p3 bra W;
+{FENCE} MMA {COMMIT} {WAIT} bar.sync 0; @%p2 st.shared.u32 [%r3], 0; BEHIND {FENCE}
+MMA {COMMIT} {WAIT}"""
+"""A bulk copy of whole tiles, a product, a store into a tile, a product."""
+
+
+@pytest.mark.parametrize(("behind", "kinds"), [("", {"race"}), ("bar.sync 0;", {"proxy"}), (READY, set())])
+def test_a_store_into_a_tile_that_a_bulk_copy_wrote(behind: str, kinds: set[str]) -> None:
+    """Products have looked at the whole tile before: what they know of it is old."""
+    case = Case()
+    text = program(case, BULK.replace("BEHIND", behind).replace("MMA", case.instruction().replace("\n", " ")))
+    launch = run(text, data(case).args, block=128)
+    assert {f.kind for f in launch.findings} == kinds, [str(f) for f in launch.findings]
+
+
 def test_accumulators_that_nobody_wrote() -> None:
     """They matter only if the product is added to them."""
     for adds, kinds in ((True, ["uninitialised"]), (False, [])):

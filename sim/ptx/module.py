@@ -404,7 +404,8 @@ class Module:
                 run.budgets.begun = begun  # the limit of time is the launch's
         if not ended:
             began = time.process_time()
-            ended = run_apart(run, processes) or run.run()
+            with collection_paused():
+                ended = run_apart(run, processes) or run.run()
             code.seconds_of_wave = (time.process_time() - began) / max(run.tally.waves, 1)
         findings, tally, memory = run.findings, run.tally, run.memory
         if memory.races is not None and memory.races.launches is not None:

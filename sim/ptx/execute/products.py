@@ -18,10 +18,10 @@ from ..memory.swizzles import DESCRIPTOR_UNIT, Descriptor
 from ..state.lane_sets import GROUP, WARP, LaneSet
 from ..state.segments import PAGE
 from ..text.syntax import Array, PtxInstruction
-from .registers import RegisterFiles, WaveUnit
+from .registers import RegisterFiles, WaveUnit, by_warp
 
 REMEMBERED = 512
-"""Matrices whose units are kept."""
+"""Matrices whose units are kept, and operands of warpgroups."""
 
 UnitShape = tuple[int, int, bool]
 """Rows of units, units of a row, and whether K-major, as descriptors count them."""
@@ -71,9 +71,18 @@ class MatrixOperands(WaveUnit):
     def __init__(self, machine: RegisterFiles):
         super().__init__(machine)
         self._matrices: dict[tuple[int, UnitShape], Matrix] = {}
+        self._operands: dict[tuple[bytes, LaneSet, UnitShape], MatrixOperand] = {}
 
     def of(self, descriptors: Array, lanes: LaneSet, shape: UnitShape, i: PtxInstruction) -> MatrixOperand:
         """Returns the matrices of these descriptors, one for each warpgroup of `lanes`."""
+        key = descriptors.tobytes(), lanes, shape
+        if key not in self._operands:
+            if len(self._operands) > REMEMBERED:
+                self._operands.clear()
+            self._operands[key] = self.make(descriptors, lanes, shape, i)
+        return self._operands[key]
+
+    def make(self, descriptors: Array, lanes: LaneSet, shape: UnitShape, i: PtxInstruction) -> MatrixOperand:
         memory = self.memory
         blocks = lanes.block[:: lanes.n // len(descriptors)]
         if np.count_nonzero(descriptors != descriptors[0]):
@@ -344,7 +353,7 @@ def rows_of(machine: RegisterFiles, places: Array, lanes: LaneSet) -> Array:
     """Returns registers of 32 bits as (registers, lanes)."""
     file, grid = machine.full.files[32], lanes.grid
     if grid is None:
-        return file[places[:, None], lanes.index]
+        return by_warp(file)[places[:, None], lanes.warp_ids].reshape(len(places), lanes.n)
     out, there = np.empty((len(places), *grid.counts), file.dtype), grid.of(file)
     for at, run in runs(places):
         out[at] = there[run]
@@ -355,7 +364,7 @@ def put_rows(machine: RegisterFiles, places: Array, lanes: LaneSet, values: Arra
     """Writes registers of 32 bits, (registers, lanes)."""
     file, grid = machine.full.files[32], lanes.grid
     if grid is None:
-        file[places[:, None], lanes.index] = values
+        by_warp(file)[places[:, None], lanes.warp_ids] = values.reshape(len(places), -1, WARP)
         return
     held, there = values.reshape(len(places), *grid.counts), grid.of(file)
     for at, run in runs(places):

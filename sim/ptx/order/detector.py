@@ -399,6 +399,9 @@ UNIT = 16
 REMEMBERED = 1 << 16
 """Most pairs of a reader and a write that are remembered as ordered."""
 
+SEVERAL = np.uint64((1 << 64) - 1)
+"""No entry of a writer."""
+
 LOGGED = 1 << 12
 """Readings kept by page and operand before they are noted unit by unit."""
 
@@ -424,6 +427,8 @@ class TileReads:
         self.columns = -(-wave.warps_per_block // GROUP)
         self.pages = Pages(races.shared_stride, wave.blocks)
         self.newest = np.zeros((self.pages.count, self.columns), np.int32)
+        self.wrote = np.zeros(self.pages.count, np.uint64)
+        """The entry of a page's last writer; SEVERAL: it has others, too."""
         self.units = wave.blocks * races.shared_stride // UNIT
         self.log: list[tuple[TileOperand, Array, Array]] = []
         """Readings that `by_unit` does not have yet: (operand, column, number)."""
@@ -432,6 +437,16 @@ class TileReads:
         self.count = 1
         self.over: set[tuple[int, int]] = set()
         """Pairs of a warpgroup (its first warp) and an entry that have been checked."""
+
+    def mix(self, rows: Array) -> None:
+        """Notes writes to these granules."""
+        self.wrote[self.pages.of(rows << self.races.shared_shift)] = SEVERAL
+
+    def fill(self, boxes: Boxes, entries: Array) -> None:
+        """Notes writes to ranges, with an entry for each."""
+        shift = self.races.shared_shift
+        pages, whole = self.pages.of_ranges(boxes.starts << shift, boxes.count << shift)
+        self.wrote[pages] = entries[:, None] if whole else SEVERAL
 
     @cached_property
     def latest(self) -> Array:
@@ -485,10 +500,14 @@ class TileReads:
 
     def look_back(self, i: PtxInstruction, first: Array, operand: TileOperand) -> None:
         """Reports writes that are not over for all of the warps, or that the asynchronous proxy may not see."""
-        if not self.races.shared.writes.used:
+        table, pages = self.races.shared.writes, self.wrote[operand.pages]
+        if not table.used:
+            return
+        one = pages[:, 0]
+        alike = not np.count_nonzero((pages != one[:, None]) | (pages == SEVERAL))
+        if alike and self.over.issuperset(zip(first.tolist(), one.tolist(), strict=True)):
             return
         units = operand.units()
-        table = self.races.shared.writes
         wide = UNIT >> self.races.shared_shift
         entries = table.entries.reshape(-1, wide).take(units.reshape(-1), 0).reshape(len(first), -1)
         head, end = entries[:, 0], entries[:, -1]

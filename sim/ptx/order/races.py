@@ -184,6 +184,8 @@ class Races(Detector):
         lane, entries = access.who.lane, table.entries.reshape(-1)
         values = self.entries(lane, LANES if access.collective else ONE)
         entries[access.rows] = values
+        if self.tiles is not None and access.shadow.shared:
+            self.tiles.mix(access.different)
         table.by.reshape(-1)[access.rows] = number
         won = entries[access.rows]
         lost = np.flatnonzero(won != values)
@@ -352,6 +354,8 @@ class Races(Detector):
         rows, who = elements.astype(np.int64) * count, self.who(lanes, count)
         rows = rows[who.position] + np.tile(np.arange(count), lanes.n)
         self.shared.writes.entries.reshape(-1)[rows] = self.entries(who.lane, ONE)
+        if self.tiles is not None:
+            self.tiles.mix(rows)
 
     def issue_ordered(self, lanes: LaneSet, size: int, elements: Array) -> Array:
         """Returns a mask of the lanes that are ordered behind the issue of the copy in flight to their element."""
@@ -366,8 +370,13 @@ class Races(Detector):
         table, boxes = access.shadow.writes, access.boxes
         if boxes is None:
             table.entries.reshape(-1)[access.rows] = self.entries(access.who.lane, ONE)
+            if self.tiles is not None:
+                self.tiles.mix(access.rows)
         else:
-            windows(table.entries, boxes.count)[boxes.starts] = self.entries(boxes.lane, ONE)[:, None, None]
+            values = self.entries(boxes.lane, ONE)
+            windows(table.entries, boxes.count)[boxes.starts] = values[:, None, None]
+            if self.tiles is not None:
+                self.tiles.fill(boxes, values)
 
     def written(self, access: ShadowAccess, lanes: Array) -> None:
         """Turns the parts of a copy to a tensor for which these lanes of the wave have waited into writes at this moment."""
