@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, product
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-import test_backward
-from hypothesis import strategies as st
 
 import cupyflash
-import mutants
-from cupyflash import Device, Problem, plan
-from cupyflash.schedules import BackwardSchedule, TileSchedule, plan_backward, plan_varlen
-from cupyflash.sim import execute, execute_varlen, replay, theory
-from cupyflash.sim.execution import BackwardExecution, Execution
+from cupyflash import Device, Problem
+from cupyflash.schedules import plan_varlen
+from cupyflash.sim import execute_varlen, replay, theory
 from cupyflash.sim.numbers.reference import reference, reference_gradients
-from cupyflash.sim.numbers.yardstick import draw_gradient, drawn, measure
-from cupyflash.sim.verification import verify
-from mutants import Mutant
-from problems import any_problems, longest
-from suites import sample, sweep, wide
+from suites import wide
 
 A100 = Device.named("A100-40GB")
 ALGORITHMS = ("fa1", "fa2", "standard")
@@ -56,28 +47,6 @@ def test_a_sink_is_a_key_without_a_value() -> None:
     assert np.allclose(made["dQ"], by_key["dQ"][..., :-1], atol=1e-6) and np.allclose(made["dV"], by_key["dV"][:, :-1], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "dtype"), sample(product(ALGORITHMS, ["float16", "bfloat16", "float32"]), [("fa2", "float16")])
-)
-@sweep(1, 2)
-def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
-    """Theory == replay == execution, numbers by the 2x rule, nothing found; beside every other mask."""
-    tiling = data.draw(st.sampled_from([None, (16, 16), (48, 32)]))
-    for problem in data.draw(any_problems(dtype, most=longest(tiling, 80))):
-        schedule = plan(problem.asking(sinks=True), A100, algorithm, tiling, lse=data.draw(st.booleans()))
-        assert verify(schedule).good
-        assert replay(schedule) == replay(schedule, literal=True)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("dtype", "deterministic"), [("float16", False), wide("float16", True), wide("float32", True)])
-@sweep(1, 2)
-def test_random_gradients(dtype: str, deterministic: bool, data: st.DataObject) -> None:
-    for problem in data.draw(any_problems(dtype, 1, most=60)):
-        found = verify(plan_backward(problem.asking(sinks=True), A100, deterministic=deterministic))
-        assert found.good and all("dsinks" in numbers for numbers in found.numbers)
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize("algorithm", ["fa1", wide("fa2"), wide("standard")])
 def test_a_row_without_keys_has_the_sink_alone(algorithm: str) -> None:
@@ -87,40 +56,6 @@ def test_a_row_without_keys_has_the_sink_alone(algorithm: str) -> None:
     assert (out[:, :4] == 0).all() and (lse[0, :4] == 1.5).all() and np.isneginf(lse[1, :4]).all()
     plain = cupyflash.attention(q, k, v, causal=True, algorithm=algorithm)
     assert np.allclose(out[1], plain[1], atol=1e-3)  # no sink
-
-
-MUTANTS = {
-    "the keys keep their weights": Mutant("sinks.cuh", "return expf(of_keys - L);", "return 1.f;", "numbers"),
-    "L has no sink": Mutant("sinks.cuh", "L = fmaxf(of_keys, sink) + log1pf(expf(-fabsf(of_keys - sink)));", "", "numbers"),
-    "every lane reads the sink": Mutant("sinks.cuh", "wanted && threadIdx.x % LANES == 0 ?", "true ?", "bytes"),
-    "the head's neighbour": Mutant("sinks.cuh", "p.sinks + head", "p.sinks + head + 1", "out of bounds", ("ld.global.f32",)),
-}
-OF_GRADIENTS = {
-    "dsinks has the wrong sign": Mutant("fa2_backward_rows.cuh", "-sum * sink_weight(", "sum * sink_weight(", "numbers"),
-}
-
-
-def forward_or_backward(schedule: TileSchedule, seed: int | None) -> tuple[Execution | BackwardExecution, bool]:
-    inputs = drawn(schedule.problem, v_mean=1.0)
-    if not isinstance(schedule, BackwardSchedule):
-        execution = execute(schedule, *inputs.qkv, **inputs.beside, seed=seed)
-        return execution, all(each.good for each in measure(execution.out, execution.lse, inputs).values())
-    made, numbers = test_backward.backward_with_errors(schedule, inputs, draw_gradient(schedule.problem), seed)
-    return made, all(each.good for each in numbers.values())
-
-
-@pytest.mark.parametrize("algorithm", [wide("fa1"), "fa2"])
-@pytest.mark.parametrize("name", sample(MUTANTS, {"the keys keep their weights"}))
-def test_mutant(name: str, algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = plan(Problem(1, 2, 2, 40, 50, 16, "float16", sinks=True), A100, algorithm, lse=True)
-    mutants.check_mutant(MUTANTS[name], schedule, forward_or_backward, tmp_path, monkeypatch)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", ["dsinks has the wrong sign"])
-def test_mutant_of_the_gradient(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = plan_backward(Problem(1, 2, 2, 40, 50, 16, "float16", sinks=True), A100)
-    mutants.check_mutant(OF_GRADIENTS[name], schedule, forward_or_backward, tmp_path, monkeypatch)
 
 
 def test_a_large_sink_leaves_nothing_and_a_small_one_all() -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from cupyflash.basics import FLAGS
 from cupyflash.sim.names import FORMATS, NAMES
 
 GROUPS = {
     "Kernel": "kernel grid block cluster spec arch defines includes flags shared_bytes",
     "Axis": "over first last points log",
     "Sizes": "seqlen seqlen_k head_dim head_dim_v heads kv_heads batch dtype",
-    "Masks and scores": "causal window mask bias bias_dtype sinks key_lengths softcap alibi score mask_function capture dropout "
+    "Masks and scores": f"causal window {' '.join(FLAGS)} bias_dtype key_lengths softcap alibi score mask_function capture dropout "
     "score_dtype",
     "Algorithm": "algorithm algorithms backward deterministic tiling lse",
     "Decoding": "decode cache_seqlens page_size append tree num_splits",

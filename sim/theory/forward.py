@@ -65,7 +65,7 @@ def _parts(schedule: TileSchedule) -> Iterator[tuple[int, Traffic]]:
         yield times, form(schedule, keys, None if kept is None else kept.visited)
         of_scores = mask_bytes(p, keys, kept, schedule.blocks, by_tiles)
         yield pairs, Traffic.of(of_scores | {"sinks": p.options.sinks * p.seqlen_q * FLOAT32}, {})
-        if p.options.score is not None or p.options.mask_function is not None:
+        if p.options.transformed or p.options.mask_function is not None:
             of_tiles = _of_tiles(schedule, keys, kept) if by_tiles else Counter()
             yield times, Traffic.of(head_bytes(p, _blocks_of_scores(schedule)) + of_tiles, {})
     yield 1, states_made(schedule)
