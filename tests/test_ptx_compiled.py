@@ -74,6 +74,11 @@ CASES = [
         )
         for k, clean in ((40, True), (4, False))
     ),
+    # Local memory: places that somebody wrote, or nobody; one beyond the end.
+    *(
+        pytest.param("own", 8, 64, [RNG.integers(0, 99, 512).astype(np.int32), np.zeros(512, np.int32), n(k)], k != 7, marks=wide)
+        for k in (40, 1, 7)
+    ),
     # Addresses without a pattern, stores of some lanes; then two lanes at one place, and a place beyond the end.
     *(
         pytest.param("permute", 16, 64, [places.astype(np.int32), np.zeros(2048, np.int32), n(1024)], clean, marks=wide)

@@ -99,7 +99,7 @@ class CompiledKernel:
 
     def __init__(self, code: Code, row: ShadowRow):
         text = KernelText(code, row)
-        self.state_words = text.shape.state_words
+        self.state_words, self.local_bytes = text.shape.state_words, text.local_bytes
         self.constants, self.sites, self.off, self.parting = text.constants, text.sites, text.off, text.parting
         self.starts, self.layout, self.within = text.starts, text.layout, text.within()
         self.run = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(compiler().function(*text.texts()))
@@ -191,6 +191,7 @@ class CompiledLaunch:
             states=self.array(memory.shared_stride, np.uint8),
             granules=granules,
             segment_count=len(self.segments),
+            local=self.array(max(1, warps * WARP * kernel.local_bytes), np.uint8),
             copies=self.array(warps * COPY_SLOTS * COPY_WORDS if self.row.copies else 1),
             threads=geometry.threads,
             exp2=ctypes.cast(EXP2, ctypes.c_void_p).value or 0,

@@ -341,7 +341,7 @@ class KernelText(WarpText):
     def shape(self) -> KernelShape:
         places = [(self.layout.offset(slot), slot[0], name[-1]) for name, slot in self.special()]
         blank = [self.doubted.index(name) for name in self.code.doubtful.blank]
-        return KernelShape(self.words, self.layout.size, places, len(self.doubted), blank)
+        return KernelShape(self.words, self.layout.size, places, len(self.doubted), blank, self.local_bytes)
 
     def texts(self) -> tuple[str, Sequence[str], str]:
         """Returns the texts from which `compiled.Compiler.function` makes the kernel."""

@@ -26,7 +26,7 @@ from ..memory.spaces import PARAM_WINDOW
 from ..state.lane_sets import WARP
 from ..text.syntax import SINK, TYPES, Imm, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
 from .vectors import LaneValue, NoCode, Text, scalar, splat, vector
-from .warp_text import ATOMICS, SITE_WORDS, WARP_STATE, AccessSite, WarpText, access_name
+from .warp_text import ATOMICS, SITE_WORDS, STREWN, WARP_STATE, AccessSite, WarpText, access_name, steps
 
 # -- functions of matrices ----------------------------------------------------------------------------------------------------
 
@@ -289,24 +289,27 @@ def access(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
     if space == "param" and isinstance(base.operand, Sym):
         parameter(text, plan, i, type_, registers, offset)
         return
-    if space not in ("global", "shared", "const", "generic", "param"):
-        raise NoCode
     size = len(registers) * type_.bytes
     addresses, mask = address_of(text, base, offset), text.predicate(i)
-    if space == "param":
-        addresses = text.op("or", "i64", addresses, splat("i64", PARAM_WINDOW))
-    if space != "shared":
-        space = "global"
     here = active(text, mask)
-    kind = "atom" if i.opcode in ("atom", "red") else i.opcode
-    placed = place(text, AccessSite(i, space, kind, size), here, addresses)
-    if kind == "atom":
-        update(text, plan, i, space, f"i64 {placed.host}, i32 {here}, {vector('i64')} {addresses}, ptr %pairs", mask)
+    if space == "local":
+        placed = private(text, size, here, addresses)
+    elif space in ("global", "shared", "const", "generic", "param"):
+        if space == "param":
+            addresses = text.op("or", "i64", addresses, splat("i64", PARAM_WINDOW))
+        space = "shared" if space == "shared" else "global"
+        kind = "atom" if i.opcode in ("atom", "red") else i.opcode
+        placed = place(text, AccessSite(i, space, kind, size), here, addresses)
+    else:
+        raise NoCode
+    lanes = f"i32 {here}, {vector('i64')} {placed.addresses}"
+    if i.opcode in ("atom", "red"):
+        update(text, plan, i, space, f"i64 {placed.host}, {lanes}, ptr %pairs", mask)
         return
     pieces = plan.writes if i.opcode == "ld" else plan.reads[1:]
     for k, (register, arg) in enumerate(zip(registers, pieces, strict=True)):
         bits = f"i{type_.bits}"
-        given = f"i64 {placed.host}, i32 {placed.form}, i32 {here}, {vector('i64')} {addresses}, i64 {k * type_.bytes}, i64 {size}"
+        given = f"i64 {placed.host}, i32 {placed.form}, {lanes}, i64 {k * type_.bytes}, i64 {size}"
         text.helpers.add(("move", i.opcode, type_.bits))
         if i.opcode == "st":
             value = text.read(arg)
@@ -315,6 +318,19 @@ def access(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
             loaded = text.add(f"call {vector(bits)} @ld_{bits}({given})")
             wide = text.resized(loaded, bits, f"i{8 * arg.dtype.itemsize}", type_.kind == "s")
             text.write(arg, text.seen(wide, arg.dtype), mask)
+
+
+def private(text: WarpText, size: int, here: str, addresses: str) -> PlacedAccess:
+    """Looks at an access to local memory, whose lanes lie one behind the other; gives up if it is out of bounds or not aligned."""
+    room = text.code.local.size - size
+    if room < 0:
+        raise NoCode
+    outside = text.test("ugt", "i64", addresses, splat("i64", room))
+    skew = text.test("ne", "i64", text.op("and", "i64", addresses, splat("i64", size - 1)), "zeroinitializer")
+    bad = text.bits(text.op("or", "i1", outside, skew))
+    text.fail_if(text.add(f"icmp ne i32 {text.add(f'and i32 {bad}, {here}')}, 0"))
+    placed = text.op("add", "i64", addresses, steps("i64", text.local_bytes))
+    return PlacedAccess(text.load("%w", WARP_STATE["local"]), str(STREWN), placed)
 
 
 def parameter(text: WarpText, plan: Plan, i: PtxInstruction, type_: PtxType, registers: tuple[Operand, ...], offset: int) -> None:

@@ -133,6 +133,8 @@ begin:
   %granule.bytes = shl i64 %granules, 2
 $CLEARED
   %b2 = add i64 %b, 1
+  %local.bytes = mul i64 %warps, $LOCAL_BYTES
+  call void @llvm.memset.p0.i64(ptr %local, i8 -1, i64 %local.bytes, i1 false)
   %block.tag = shl i64 %b2, 32
   %tag1 = or i64 %block.tag, $FIRST_EPOCH
   br label %prepare
@@ -153,6 +155,10 @@ $SPECIAL
   %cw = getelementptr i64, ptr %copies, i64 %cb
   %cp = getelementptr i64, ptr %w, i64 $COPIES
   store ptr %cw, ptr %cp
+  %lb = mul i64 %pw, $LOCAL_BYTES
+  %lw = getelementptr i8, ptr %local, i64 %lb
+  %lp = getelementptr i64, ptr %w, i64 $LOCAL
+  store ptr %lw, ptr %lp
   %lane0 = shl i64 %pw, 5
   %t1 = or i64 %lane0, $FIRST_SHARED
   %tp = getelementptr i64, ptr %w, i64 $TAG
@@ -311,7 +317,8 @@ declare void @llvm.masked.scatter.{width}.v{WARP}p0({of}, <{WARP} x ptr>, i32, {
 
 class KernelShape(NamedTuple):
     """Facts about a kernel for the run of blocks: `words` of the bits of its basic blocks, bytes of a warp's registers, the offset,
-    width and axis of each special register with the block's place, the number of its doubtful registers and those blank at first.
+    width and axis of each special register with the block's place, the number of its doubtful registers and those blank at first;
+    bytes of a lane's local memory.
     """
 
     words: int
@@ -319,6 +326,7 @@ class KernelShape(NamedTuple):
     places: list[tuple[int, int, str]]
     doubtful: int
     blank: list[int]
+    local_bytes: int
 
     @property
     def blanks(self) -> int:
@@ -391,6 +399,7 @@ def texts(warp: str, helpers: Iterable[tuple[object, ...]], row: ShadowRow, shap
         SPECIAL="\n".join([*map(placed, range(len(shape.places)), shape.places), *(blank(shape.blanks + k) for k in shape.blank)]),
         COPY_WORDS=COPY_SLOTS * COPY_WORDS,
         REGISTER_BYTES=registers,
+        LOCAL_BYTES=WARP * shape.local_bytes,
         STATE_WORDS=state,
         STATE_BYTES=8 * state,
         BARRIERS=LAUNCH["barriers"],
@@ -407,7 +416,7 @@ def texts(warp: str, helpers: Iterable[tuple[object, ...]], row: ShadowRow, shap
 
 LOADED = (
     *("registers", "warps_memory", "template", "alive", "shared", "states", "written", "read", "updated"),
-    *("copies", "warps", "grid_x", "grid_y", "shared_bytes", "granules"),
+    *("copies", "local", "warps", "grid_x", "grid_y", "shared_bytes", "granules"),
 )
 NUMBERS = ("warps", "grid_x", "grid_y", "shared_bytes", "granules")
 

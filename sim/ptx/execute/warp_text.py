@@ -29,7 +29,7 @@ LAUNCH = {
             *("registers", "warps_memory", "template", "warps", "alive"),
             *("grid_x", "grid_y", "shared", "shared_bytes", "states", "written", "read", "updated", "granules"),
             *("segments", "segment_count", "barriers", "exp2", "copies"),
-            *("votes", "threads"),
+            *("votes", "threads", "local"),
         )
     )
 }
@@ -38,12 +38,16 @@ LAUNCH = {
 WARP_STATE = {
     name: place
     for place, name in enumerate(
-        (*("alive", "pending", "tag", "global_tag", "barrier", "whole"), *("copies", "head", "tail", "committed"), "vote", "bitmap")
+        (
+            *("alive", "pending", "tag", "global_tag", "barrier", "whole"),
+            *("copies", "head", "tail", "committed"),
+            *("local", "vote", "bitmap"),
+        )
     )
 }
 """Places in the memory of a warp: its living lanes, how many groups wait, tags, the number of its barrier and 1, the lanes that it
-began with; its records of asynchronous copies, the numbers of the oldest one and of the next, the groups that it has closed; the
-number of lanes that hold at a barrier that reduces; then bits of the blocks at which groups wait, and their lanes, one number a
+began with; its records of asynchronous copies, the numbers of the oldest one and of the next, the groups that it has closed; its
+local memory; the number of lanes that hold at a barrier that reduces; then bits of the blocks at which groups wait, and their lanes, one number a
 block.
 """
 
@@ -264,6 +268,8 @@ class WarpText(HalfArithmetic):
     def __init__(self, code: Code, row: ShadowRow):
         super().__init__()
         self.code, self.row, self.layout = code, row, RegisterLayout(code)
+        self.local_bytes = -(-code.local.size // 32) * 32
+        """Bytes of a lane's local memory; lanes lie one behind the other."""
         self.constants: list[tuple[str, Any]] = []
         self.sites: list[AccessSite] = []
         self.off: list[PtxInstruction] = []
