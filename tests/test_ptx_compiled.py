@@ -79,6 +79,12 @@ CASES = [
         pytest.param("own", 8, 64, [RNG.integers(0, 99, 512).astype(np.int32), np.zeros(512, np.int32), n(k)], k != 7, marks=wide)
         for k in (40, 1, 7)
     ),
+    # An assertion.
+    *(
+        pytest.param("sure", 4, 64, [RNG.integers(0, 99, 256).astype(np.int32), np.zeros(256, np.int32), n(k)], k == 99, marks=wide)
+        for k in (99, 90)
+    ),
+    ("found", 16, 64, [np.sort(RNG.integers(0, 700, 999)).astype(np.int32), np.zeros(1024, np.int32), n(999)], True),
     # Addresses without a pattern, stores of some lanes; then two lanes at one place, and a place beyond the end.
     *(
         pytest.param("permute", 16, 64, [places.astype(np.int32), np.zeros(2048, np.int32), n(1024)], clean, marks=wide)

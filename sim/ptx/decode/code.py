@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..order.shadow import Sharing
+from ..order.shadow import Sharing, is_strong
 from ..state.counters import Mix, mix_of
 from ..text.parser import is_special
 from ..text.syntax import (
@@ -40,7 +40,7 @@ from ..text.syntax import (
 )
 from . import access, control, elementwise, matrices, transfers
 from .flow import CONSTANT_REGISTERS, LiveRegisters, callees, in_flight, numbers, reachable, spins
-from .provenance import Home, guesses, homes, sharing_of
+from .provenance import Home, guesses, homes, reached, sharing_of
 from .registry import FLUSH, KEEP, Arg, Branch, FunctionCall, PhaseWait, Plan, decode, known
 
 WIDTHS = (1, 16, 32, 64)
@@ -163,8 +163,17 @@ class Code(LiveRegisters):
     @cached_property
     def spins(self) -> bool:
         """True if lanes may wait in a loop for what others do: by loads, by atomics whose results are used, at mbarriers."""
-        waits = any(isinstance(plan.control, PhaseWait | FunctionCall) for plan in self.plans)
-        return waits or bool(spins(self)) or any(map(self.repeats, self.answered))
+        controls = [plan.control for plan in self.plans]
+        waits = any(isinstance(c, PhaseWait) or (isinstance(c, FunctionCall) and not c.builtin) for c in controls)
+        return waits or self.polls() or any(map(self.repeats, self.answered))
+
+    def polls(self) -> bool:
+        """True if a loop looks at memory that others may write meanwhile: not at what the kernel reads only, plainly."""
+        loads = spins(self)
+        if not loads:
+            return False
+        reach = dict(zip(self.instructions, reached(self.plans, self.params), strict=True))
+        return any(is_strong(i) or "global" not in i.mods or any(map(self.sharing.writes, reach[i] or "*")) for i in loads)
 
     @cached_property
     def answered(self) -> frozenset[PtxInstruction]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..decode.code import Code
 from ..decode.flow import PER_LANE, calculated, names
-from ..decode.registry import FLUSH, KEEP, Arg, Barrier, Branch, Exit, Plan, Return, WarpBarrier
+from ..decode.registry import FLUSH, KEEP, Arg, Barrier, Branch, Exit, FunctionCall, Plan, Return, WarpBarrier
 from ..decode.table_rows import Formula
 from ..text.syntax import Imm, PtxInstruction, Reg
 from .vectors import Halves, LaneValue, NoCode, Operands, splat, vector
@@ -209,6 +209,9 @@ class KernelText(WarpText):
                 self.branch(i, self.code.target(branch.target), pc + 1, taken, rest)
             case Exit(trap=False) | Return():
                 self.leave(i, pc + 1, taken, rest)
+            case FunctionCall(builtin="__assertfail"):
+                self.fail_if(self.add(f"icmp ne i32 {taken}, 0"))
+                self.go(pc + 1)
             case WarpBarrier() if i.predicate is None:
                 alive = self.add(f"trunc i64 {self.load('%w', WARP_STATE['alive'])} to i32")
                 self.named(self.read(plan.reads[0]), self.add(f"xor i32 {self.mask}, {alive}"))

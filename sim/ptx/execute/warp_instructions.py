@@ -287,6 +287,8 @@ def access(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
     except Unsupported:
         raise NoCode from None
     if space == "param" and isinstance(base.operand, Sym):
+        if i.opcode == "st" and base.operand.name in text.code.call_params:
+            return  # for a call, at which the launch gives up
         parameter(text, plan, i, type_, registers, offset)
         return
     size = len(registers) * type_.bytes

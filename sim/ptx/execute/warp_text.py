@@ -47,8 +47,8 @@ WARP_STATE = {
 }
 """Places in the memory of a warp: its living lanes, how many groups wait, tags, the number of its barrier and 1, the lanes that it
 began with; its records of asynchronous copies, the numbers of the oldest one and of the next, the groups that it has closed; its
-local memory; the number of lanes that hold at a barrier that reduces; then bits of the blocks at which groups wait, and their lanes, one number a
-block.
+local memory; the number of lanes that hold at a barrier that reduces; then bits of the blocks at which groups wait, and their
+lanes, one number a block.
 """
 
 REDUCED_BARRIER = 1 << 8
