@@ -205,11 +205,9 @@ def execute_backward(
         raise ValueError(
             f"dbias must be {'zeros in float32 of the shape of bias' if wanted else 'None, as the schedule makes none'}"
         )
-    sums = _sums_for(schedule, dscore, captured)
-    arrays, others = {"q": q, "k": k, "v": v, "out": out, "dout": dout}, {"dbias": dbias, **sums, **beside, **captured, **numbers}
-    execution = _into_gradients(schedule, arrays, lse, others, lambda array: array, seed=seed, watch=watch)
-    _finish_sums(schedule, lse, sums, dscore)
-    return execution
+    arrays = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
+    others = {"dbias": dbias, **beside, **captured, **numbers}
+    return _into_gradients(schedule, arrays, others, dscore, lambda array: array, seed=seed, watch=watch)
 
 
 def _sums_for(
@@ -225,29 +223,24 @@ def _sums_for(
     return {name: np.zeros(*each) for name, each in made.items()}
 
 
-def _finish_sums(
-    schedule: BackwardSchedule, lse: np.ndarray, sums: Mapping[str, np.ndarray], dscore: Mapping[str, np.ndarray]
-) -> None:
-    """Write the gradients of captured arrays into `dscore`; `lse` has an element for each row."""
-    p = schedule.problem
-    terms = 0 if p.options.score is None else lse.size * p.seqlen_k * most_terms(p.options.score)
-    for name, gradient in finished(sums, schedule.dscore, terms).items():
-        dscore[name][...] = gradient
-
-
 def _into_gradients(
     schedule: BackwardSchedule,
     arrays: dict[str, np.ndarray],
-    lse: np.ndarray,
     others: dict[str, Any],
+    dscore: Mapping[str, np.ndarray],
     shaped: Callable[[np.ndarray], np.ndarray],
     **how: Any,
 ) -> BackwardExecution:
-    """Run a backward schedule's kernels into new gradients; `arrays` and gradients are `shaped` as kernels take them."""
+    """Run a backward schedule's kernels into new gradients, and those of captured arrays into `dscore`. `arrays` (but `lse`) and
+    gradients are `shaped` as kernels take them."""
+    p, lse, sums = schedule.problem, arrays.pop("lse"), _sums_for(schedule, dscore, others)
     dq, dk, dv = (_result(arrays[name].shape, arrays[name].dtype) for name in "qkv")
     rows = {name: _result(lse.shape) for name in schedule.row_results}
     views = {name: shaped(array) for name, array in {**arrays, "dQ": dq, "dK": dk, "dV": dv}.items()}
-    made = run_backward(schedule, {**views, "lse": np.ascontiguousarray(lse), **others, **rows}, **how)
+    made = run_backward(schedule, {**views, "lse": np.ascontiguousarray(lse), **others, **sums, **rows}, **how)
+    terms = 0 if p.options.score is None else lse.size * p.seqlen_k * most_terms(p.options.score)
+    for name, gradient in finished(sums, schedule.dscore, terms).items():
+        dscore[name][...] = gradient
     return BackwardExecution(dq, dk, dv, *made, rows)
 
 
@@ -325,11 +318,8 @@ def execute_varlen_backward(
     arrays, captured, numbers = _given(schedule, score, dropout, {**beside, "mask": mask})
     bounds = _posed_varlen(schedule, q, k, v, arrays | captured)
     check_rows({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
-    sums = _sums_for(schedule, dscore, captured)
-    packed, others = {"q": q, "k": k, "v": v, "out": out, "dout": dout}, bounds | arrays | sums | captured | numbers
-    execution = _into_gradients(schedule, packed, lse, others, heads_first, seed=seed, watch=watch)
-    _finish_sums(schedule, lse, sums, dscore)
-    return execution
+    packed, others = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}, bounds | arrays | captured | numbers
+    return _into_gradients(schedule, packed, others, dscore, heads_first, seed=seed, watch=watch)
 
 
 def _posed_varlen(

@@ -49,6 +49,22 @@ class GraphExec:
     streams: list[ptx.Stream] = field(default_factory=list)
 
 
+def adds(kind: int) -> Callable[[Callable[..., Work]], Callable[..., None]]:
+    """Makes a function of the runtime that adds a node of a kind: its first four words are where its handle goes, the graph and the
+    nodes in front of it, and the decorated method returns its work from the words behind these.
+    """
+
+    def decorate(work_of: Callable[..., Work]) -> Callable[..., None]:
+        count = work_of.__code__.co_argcount - 1
+
+        def add(self: GraphCalls, out: int, graph: int, after: int, nodes: int, *words: int) -> None:
+            self.add(out, graph, after, nodes, kind, work_of(self, *words[:count]))
+
+        return add
+
+    return decorate
+
+
 class GraphCalls(LaunchCalls):
     """Capture, nodes, launches."""
 
@@ -160,7 +176,8 @@ class GraphCalls(LaunchCalls):
         self.find(graph, Graph).conditions.append(condition)
         self.channel.write_word(out, self.handle(condition))
 
-    def add_conditional(self, out: int, graph: int, after: int, count: int, place: int) -> None:
+    @adds(CONDITIONAL)
+    def add_conditional(self, place: int) -> Work:
         """Adds a node that chooses among graphs, which the program fills later, by a condition (cudaConditionalNodeParams)."""
         handle, kind, size = struct.unpack("<QII", self.channel.read(place, 16))
         condition, bodies = self.find(handle, Condition), [GraphExec(Graph()) for _ in range(size)]
@@ -178,31 +195,33 @@ class GraphCalls(LaunchCalls):
             if number < size:
                 self.launch_graph(bodies[number], stream)
 
-        self.add(out, graph, after, count, CONDITIONAL, choose)
+        return choose
 
     # -- nodes of each kind ---------------------------------------------------------------------------------------------
 
-    def kernel_request(self, parameters: int) -> LaunchRequest:
+    def work_of_launch(self, parameters: int) -> Work:
         """Returns the launch that a cudaKernelNodeParams describes."""
         function, *sizes, shared, arguments = struct.unpack("<Q6IIxxxxQ", self.channel.read(parameters, 48))
         kernel = self.kernel(function)
-        return LaunchRequest(kernel, tuple(sizes[:3]), tuple(sizes[3:]), shared, self.packed(kernel, arguments))
+        request = LaunchRequest(kernel, tuple(sizes[:3]), tuple(sizes[3:]), shared, self.packed(kernel, arguments))
+        return lambda stream: self.run(request, stream)
 
-    def cudaGraphAddKernelNode(self, out: int, graph: int, after: int, count: int, parameters: int) -> None:
-        request = self.kernel_request(parameters)
-        self.add(out, graph, after, count, KERNEL, lambda stream: self.run(request, stream))
+    @adds(KERNEL)
+    def cudaGraphAddKernelNode(self, parameters: int) -> Work:
+        return self.work_of_launch(parameters)
 
-    def cudaGraphAddMemcpyNode(self, out: int, graph: int, after: int, count: int, parameters: int) -> None:
+    @adds(MEMCPY)
+    def cudaGraphAddMemcpyNode(self, parameters: int) -> Work:
         copy = self.box(parameters)
-        self.add(out, graph, after, count, MEMCPY, lambda _: copy())
+        return lambda _: copy()
 
-    def cudaGraphAddMemcpyNode1D(
-        self, out: int, graph: int, after: int, count: int, target: int, source: int, size: int, kind: int
-    ) -> None:
-        self.add(out, graph, after, count, MEMCPY, self.work_of_copy(target, source, size))
+    @adds(MEMCPY)
+    def cudaGraphAddMemcpyNode1D(self, target: int, source: int, size: int) -> Work:
+        return self.work_of_copy(target, source, size)
 
-    def memset_of(self, parameters: int) -> Work:
-        """Returns the fill that a cudaMemsetParams describes."""
+    @adds(MEMSET)
+    def cudaGraphAddMemsetNode(self, parameters: int) -> Work:
+        """Adds the fill that a cudaMemsetParams describes."""
         address, pitch, value, element, width, height = struct.unpack("<QQIIQQ", self.channel.read(parameters, 40))
         row = (value & ((1 << 8 * element) - 1)).to_bytes(element, "little") * width
 
@@ -212,19 +231,19 @@ class GraphCalls(LaunchCalls):
 
         return fill
 
-    def cudaGraphAddMemsetNode(self, out: int, graph: int, after: int, count: int, parameters: int) -> None:
-        self.add(out, graph, after, count, MEMSET, self.memset_of(parameters))
-
-    def cudaGraphAddHostNode(self, out: int, graph: int, after: int, count: int, parameters: int) -> None:
+    @adds(HOST_FUNCTION)
+    def cudaGraphAddHostNode(self, parameters: int) -> Work:
         function, data = struct.unpack("<QQ", self.channel.read(parameters, 16))
-        self.add(out, graph, after, count, HOST_FUNCTION, lambda there: self.call_host(there, function, data))
+        return lambda there: self.call_host(there, function, data)
 
-    def cudaGraphAddEmptyNode(self, out: int, graph: int, after: int, count: int) -> None:
-        self.add(out, graph, after, count, EMPTY, lambda _: None)
+    @adds(EMPTY)
+    def cudaGraphAddEmptyNode(self) -> Work:
+        return lambda _: None
 
-    def cudaGraphAddChildGraphNode(self, out: int, graph: int, after: int, count: int, child: int) -> None:
+    @adds(CHILD)
+    def cudaGraphAddChildGraphNode(self, child: int) -> Work:
         inner = GraphExec(self.find(child, Graph))
-        self.add(out, graph, after, count, CHILD, lambda stream: self.launch_graph(inner, stream))
+        return lambda stream: self.launch_graph(inner, stream)
 
     def cudaGraphAddMemAllocNode(self, out: int, graph: int, after: int, count: int, parameters: int) -> None:
         size = self.channel.read_word(parameters + 104)
@@ -307,8 +326,7 @@ class GraphCalls(LaunchCalls):
         self.channel.write_int(out, self.find(node, Node).kind)
 
     def cudaGraphKernelNodeSetParams(self, node: int, parameters: int) -> None:
-        request = self.kernel_request(parameters)
-        self.find(node, Node).work = lambda stream: self.run(request, stream)
+        self.find(node, Node).work = self.work_of_launch(parameters)
 
     def cudaGraphClone(self, out: int, graph: int) -> None:
         self.channel.write_word(out, self.handle(self.find(graph, Graph).instance()))
@@ -325,10 +343,9 @@ class GraphCalls(LaunchCalls):
     cudaGraphExecDestroy = destroys(GraphExec)
 
     def cudaGraphExecKernelNodeSetParams(self, run: int, node: int, parameters: int) -> None:
-        request = self.kernel_request(parameters)
-        self.find(run, GraphExec).instead[id(self.find(node, Node))] = lambda stream: self.run(request, stream)
+        self.find(run, GraphExec).instead[id(self.find(node, Node))] = self.work_of_launch(parameters)
 
-    def cudaGraphExecMemcpyNodeSetParams1D(self, run: int, node: int, target: int, source: int, size: int, kind: int) -> None:
+    def cudaGraphExecMemcpyNodeSetParams1D(self, run: int, node: int, target: int, source: int, size: int) -> None:
         self.find(run, GraphExec).instead[id(self.find(node, Node))] = self.work_of_copy(target, source, size)
 
     def cudaGraphExecUpdate(self, run: int, graph: int, result: int) -> None:
