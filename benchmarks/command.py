@@ -59,7 +59,7 @@ def first(found: Values) -> Any:
 
 
 def distinct(what: Pass, machine: Machine, cases: Sequence[Case]) -> Iterator[Kernel]:
-    """A kernel of each binary that the cases need, in the order in which they do."""
+    """One kernel for each binary that the cases need, in the order of the cases."""
     seen = set()
     for case in cases:
         for kernel in attempt(lambda case=case: list(what.kernels(machine.device, case))).get("value", ()):  # type: ignore[misc]
@@ -92,7 +92,7 @@ def failed(rows: Sequence[Values]) -> bool:
 
 
 def run(session: Session, cases: Sequence[Case], header: Values, extras: Extras) -> int:
-    """Everything, and the exit status; the last line says how it ended."""
+    """Run all steps and return the exit status; the last line of the output tells how it ended."""
     records, budget, reason, status = session.records, session.budget, "done", 0
     try:
         machine = session.machine

@@ -163,7 +163,7 @@ def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[st
 
 
 def extras(simulated: bool) -> command.Extras:
-    """First calls, what the clock model takes fa2's tiles to be, which report.py puts beside the clock, and ncu's bytes."""
+    """First calls; fa2's tiles by the clock model, which report.py shows beside the measured ones; and ncu's bytes."""
     first = partial(first_calls, FIRST_CALL_SIMULATED if simulated else FIRST_CALL_GPU)
     found = {"first call": first, MODEL: command.modelled(simulated, variants)}
     return found if simulated else found | {"ncu": partial(profiled, NCU_CASE)}

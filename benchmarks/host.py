@@ -34,7 +34,7 @@ GIB = 1 << 30
 
 
 def memory(size: int, address: int = GIB) -> cupy.cuda.MemoryPointer:
-    """Memory that is not there, on GPU 0."""
+    """A stand-in for memory of GPU 0."""
     return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, None, 0), 0)
 
 

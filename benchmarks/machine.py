@@ -293,7 +293,7 @@ class Nvml:
         return None if failed else int(field.value & 0xFFFFFFFF)
 
     def read(self) -> Report:
-        """None for what the GPU does not tell. `throttle`: bits of NVML's reasons for a lower clock."""
+        """Figures of the GPU, None for those that it does not report. `throttle`: bits of NVML's reasons for a lower clock."""
         found: Report = {
             name: self._asked(self._library.nvmlDeviceGetClockInfo, ctypes.c_uint(), kind) for name, kind in NVML_CLOCKS.items()
         }

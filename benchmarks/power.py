@@ -39,7 +39,7 @@ SHOWN = 0, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7  # secon
 
 @dataclass(frozen=True)
 class Load:
-    """A kernel of power.cu: threads, what the numbers are, chunks of a stretch, clocks between two, 16-byte lines of a block."""
+    """A kernel of power.cu: threads, the kind of its numbers, chunks of a stretch, clocks between two, 16-byte lines of a block."""
 
     name: str
     kernel: str
@@ -112,7 +112,7 @@ class Meter:
             self.found.append((time.perf_counter() - self.begun, self.nvml.millijoules(), self.nvml.milliwatts()))
 
     def told(self, seconds: float) -> dict[str, Any]:
-        """Watts once they are steady: by the energy between two changes of its counter, and the mean of those at once."""
+        """Watts once they are steady: from the energy between two changes of its counter, and the mean of momentary readings."""
         late = [each for each in self.found if each[0] > SETTLED * seconds and None not in each[1:]]
         edges = [b for a, b in pairwise(late) if a[1] != b[1]]
         first, last = (edges[0], edges[-1]) if len(edges) > 1 else ((0, 0, 0), (1, 0, 0))

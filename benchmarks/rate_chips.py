@@ -73,7 +73,7 @@ class Chip(ABC):
 
     @cached_property
     def kernels(self) -> Callable[[str], Launch]:
-        """Those of rates.cu."""
+        """The kernels of rates.cu."""
         return self.load((ROOT / "benchmarks" / "rates.cu").read_text())
 
     def out(self, count: int) -> Any:

@@ -181,7 +181,7 @@ def require_dtype(name: str, array: AnyArray, dtype: Any) -> None:
 
 
 def require_integers(name: str, array: AnyArray) -> None:
-    """TypeError for elements that are no integers; those of any width are taken, as 32 bits."""
+    """TypeError unless the elements are integers, of any width; the kernels take them as 32 bits."""
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be of an integer dtype, got {array.dtype}")
 

@@ -132,7 +132,7 @@ class _Weights:
         return self.joined(parts)
 
     def joined(self, parts: list[Any]) -> Any:
-        """Arrays, but those that are None, side by side."""
+        """The arrays that are not None, joined along their last axis."""
         return self.array.concatenate([part for part in parts if part is not None], axis=-1)
 
     def added(self, pairs: Iterator[Pair] | list[Pair], lse: Any, q_more: Any = None, k_more: Any = None, *, centred: bool) -> Any:

@@ -75,7 +75,7 @@ class PieceCalls:
         return array_module(self.gpu)
 
     def aligned(self, piece: Piece) -> Piece:
-        """A piece that begins where dropout's generator may be cut. The rows and keys before see nothing, for their position."""
+        """The piece, from where dropout's generator can begin. Its mask leaves out the rows and keys that this adds in front."""
         before = piece.row % ROW_GROUP, piece.key % KEY_GROUP
         if self.asked.dropout is None or before == (0, 0):
             return piece

@@ -48,7 +48,7 @@ class RankFailed(RuntimeError):
 
 @contextmanager
 def taking_part(communicator: Communicator) -> Iterator[None]:
-    """Tell a transport that has `abandon` if this rank alone ends in the middle of a call (Ctrl-C, an exit): others wait for it."""
+    """Call a transport's `abandon`, if any, when this rank alone ends in the middle of a call (Ctrl-C, an exit)."""
     try:
         yield
     except Exception:

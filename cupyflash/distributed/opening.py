@@ -89,7 +89,7 @@ class Checked:
         return PieceCalls(self.asked, plan, self.gpu)
 
     def whole_sizes(self, plan: Any) -> dict[str, int]:
-        """The lengths that captured arrays are held to: each rank has the whole ones."""
+        """The lengths that captured arrays must have: those of the whole sequence, on each rank."""
         return sizes_of(self.problem) | {"row": plan.n_q, "k": plan.n_k}
 
     @property

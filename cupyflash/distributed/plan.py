@@ -217,7 +217,7 @@ class SeenBand(NamedTuple):
         return cls(i, j, own - left, own + right, row, key).trimmed()
 
     def trimmed(self) -> SeenBand | None:
-        """Drop rows and keys that see and are seen by none, and limits without effect; None if nothing is seen."""
+        """Drop rows that see no key, keys that no row sees, and limits without effect; None if nothing is left."""
         i0, i1 = max(self.rows.start, self.keys.start - self.far), min(self.rows.stop, self.keys.stop - self.near)
         if i0 >= i1:
             return None

@@ -59,7 +59,7 @@ class RingSide:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Keys of each rank."""
+        """The number of keys of each rank."""
         return [part_length(part) for part in self.plan.k_parts]
 
     @cached_property

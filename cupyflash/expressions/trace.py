@@ -258,7 +258,7 @@ class Traced:
 
 
 class Symbolic(Traced):
-    """A value that is known only in the kernel: the text of what it is."""
+    """A value that is known only in the kernel, as the text that computes it."""
 
     def __init__(self, trace: Tracing, text: str):
         self._trace, self.text = trace, text

@@ -1,4 +1,4 @@
-"""The first call of some layouts and options: checked, planned, and prepared for those that follow it."""
+"""The first call of some layouts and options: checked, planned, and prepared for later calls."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def _decode(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
 
 @contextmanager
 def layout_named(r: FirstCall) -> Iterator[None]:
-    """A context in which an error names the other layout, if the arrays would go together by that and do not by this."""
+    """A context in which an error names the other layout, if the arrays fit together in that layout and not in this one."""
     try:
         yield
     except ValueError as error:

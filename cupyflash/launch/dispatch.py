@@ -40,7 +40,7 @@ def on_gpu(**arrays: Any) -> bool:
 
 
 def as_arrays(given: Values, required: Collection[str] = ()) -> Report:
-    """`as_array` of each, by name, but those that are None and not `required`."""
+    """The arrays by name, each by `as_array`; one that is None is left out unless it is `required`."""
     return {name: as_array(name, array) for name, array in given.items() if array is not None or name in required}
 
 

@@ -74,7 +74,7 @@ class Dropout:
 
     @property
     def probability(self) -> float:
-        """p as the kernels have it."""
+        """The probability that the kernels apply: p, rounded to a multiple of 2**-16."""
         return self.threshold / float(1 << BITS)
 
     @property
@@ -89,7 +89,7 @@ class Dropout:
 
     @property
     def numbers(self) -> Report:
-        """The fields of the kernels' struct."""
+        """The generator's numbers, by the fields of the kernels' struct."""
         words = {"low": self.seed % 2**32, "high": self.seed >> 32}
         of_call = {f"dropout_seed_{half}": np.uint32(word) for half, word in words.items()}
         return _same_numbers(self.p, self.origin) | of_call | {"dropout_offset": np.uint32(self.offset)}

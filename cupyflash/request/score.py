@@ -138,7 +138,7 @@ class _Function(Held):
         return made
 
     def over(self, arrays: Mapping[str, Any]) -> Self:
-        """The same with these of a call's arrays in place of those that it has captured."""
+        """The same function with a call's arrays in place of those that it has captured."""
         return self.of(self.form, {name: arrays[field(name, self.kind)] for name in self.arrays}, self.numbers)
 
     def held(self) -> tuple[Form, Mapping[str, Any]]:

@@ -71,8 +71,8 @@ def summed(form: Form, names: tuple[str, ...]) -> CapturedSums:
 
 @lru_cache(maxsize=256)
 def sum_constants(form: Form, names: tuple[str, ...], sums: int) -> Constants:
-    """The compile-time constants that a kernel takes beside the form's own `score.constants`, for SCORE_SUMS of `sums`:
-    score_sums.cuh."""
+    """The compile-time constants of score_sums.cuh for `sums` (SCORE_SUMS); a kernel takes them beside the form's own
+    `score.constants`."""
     fields, _, known = parts_in_c(form, by_tiles=True)
     of_head, of_score, _ = summed(form, names)
     written = Statements(fields, "sum_", known)

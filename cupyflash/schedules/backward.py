@@ -106,7 +106,7 @@ class RowBlocksOutside(BackwardSchedule):
 
     @property
     def grid(self) -> int:
-        """Thread blocks."""
+        """The number of thread blocks."""
         p = self.problem
         return p.head_count * self.row_blocks if self.packed is None else p.heads * self.packed.blocks("q", self.block_rows)
 

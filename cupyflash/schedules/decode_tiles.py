@@ -95,7 +95,7 @@ def group(problem: Problem) -> int:
 
 
 def part_width(problem: Problem) -> int:
-    """Floats of a row of a split's O."""
+    """The number of floats in a row of a split's O."""
     return -(-problem.head_dim_v // 4) * 4
 
 

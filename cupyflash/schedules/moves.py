@@ -225,12 +225,12 @@ def tensor(p: Problem, name: str, of: Of | None = None, width: int | None = None
 
 
 def reads(p: Problem, when: When, *names: str, tile: str | None = None) -> tuple[Move, ...]:
-    """The reading of tensors."""
+    """The moves that read tensors."""
     return tuple(Move(tensor(p, name), when, tile=tile) for name in names)
 
 
 def writes(p: Problem, when: When, *names: str, tile: str | None = None, room: bool = False) -> tuple[Move, ...]:
-    """The writing of tensors."""
+    """The moves that write tensors."""
     return tuple(Move(tensor(p, name), when, write=True, tile=tile, room=room) for name in names)
 
 
@@ -260,12 +260,12 @@ def score_reads(p: Problem, *, by_tiles: bool = False) -> tuple[Move, ...]:
 
 
 def length_reads(p: Problem, times: int = 1) -> tuple[Move, ...]:
-    """A thread block's reading of its batch's key length."""
+    """The move by which a thread block reads its batch's key length."""
     return (Move(tensor(p, "key_lengths"), BEGIN, times=times),) if p.options.padded else ()
 
 
 def tile_reads(schedule: TileSchedule) -> tuple[Move, ...]:
-    """A thread block's reading of the block mask and of the states of tiles."""
+    """The moves by which a thread block reads the block mask and the states of tiles."""
     names = ["block_mask"] if schedule.problem.options.block_mask is not None else []
     return reads(schedule.problem, SPANNED, *names, *(each.field for each in schedule.mask_tiles[:1]))
 
@@ -276,7 +276,7 @@ def sink_reads(p: Problem, when: When) -> tuple[Move, ...]:
 
 
 def search_reads(packed: Packed | None, axis: str, times: int = 1) -> tuple[Move, ...]:
-    """A thread block's reading of the bounds along one axis to find its sequence, and of that one's along both."""
+    """The moves by which a thread block reads bounds: along one axis, to find its sequence, and that sequence's along both."""
     bounds = {} if packed is None else packed.searched(axis)
     return tuple(Move(Tensor(name, "search", number, WORD), BEGIN, times=times) for name, number in bounds.items())
 

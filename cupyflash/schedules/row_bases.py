@@ -60,7 +60,7 @@ def given_floats(problem: Problem) -> int:
 
 
 def given_name(problem: Problem) -> str:
-    """The tensor of them."""
+    """The name of the tensor that has a row's base: its m and l, or L."""
     return "bases" if has_bases(problem) else "L"
 
 

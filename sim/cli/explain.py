@@ -90,7 +90,7 @@ def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> N
 
 
 def which(request: ProblemRequest) -> str:
-    """The algorithm that `attention` runs, on a Hopper with the reason; its tile is none of the paper's formula."""
+    """A sentence that names the algorithm of `attention`, on a Hopper with the reason; the paper's formula is of another tile."""
     formula, auto = "the paper's Bc = ceil(M / 4d), Br = min(Bc, d):", request.choice
     call, what = ("attention_backward", "'s backward") if request.backward else ("attention(q, k, v)", "")
     runs = f"runs {NAMES[auto.algorithm]}{what} ({auto.algorithm})"

@@ -100,7 +100,7 @@ def orderly() -> Iterator[None]:
 
 
 def wrong_input(text: str) -> OneLine:
-    """An error of exit status 2."""
+    """An error that ends the command with exit status 2."""
     return OneLine(" ".join(text.split()))
 
 

@@ -109,7 +109,7 @@ class ScoreFunctions:
             form.check(shapes, sizes_of(problem))
 
     def pattern(self, problem: Problem) -> Pattern | None:
-        """The mask's value for each score; None where its arrays are not given, or there are too many scores to look through."""
+        """The mask's value for each score; None if its arrays are not given, or if there are too many scores."""
         form = problem.options.mask_function
         if form is None or not all(one.name in self.given for one in form.captured):
             return None

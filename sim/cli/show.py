@@ -179,7 +179,7 @@ def show_balance(report: Report) -> None:
 
 
 def counted(schedule: TileSchedule, form: Traffic) -> dict[str, Any]:
-    """The bytes of a schedule for JSON, with what its replay says of the closed form."""
+    """The bytes of a schedule for JSON, and True if its replay agrees with the closed form."""
     try:
         replayed: machine.Replay | None = machine.run(schedule)
         refused = None

@@ -67,7 +67,7 @@ def fresh_numpy(function: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def simulated(function: Callable[..., Any]) -> Iterator[None]:
-    """Everything under which a judged function runs without a GPU: CuPy, and Triton or Numba if its module uses them."""
+    """The contexts in which a judged function runs without a GPU: CuPy's, and Triton's or Numba's if its module uses them."""
     with ExitStack() as stack:
         stack.enter_context(simulated_cupy())
         stack.enter_context(fresh_numpy(function))

@@ -61,7 +61,7 @@ def is_half(kind: np.dtype[Any]) -> bool:
 
 
 def limits(kind: np.dtype[Any]) -> Any:
-    """Returns `finfo` of a floating-point type, of a complex one's parts, of those of ml_dtypes too."""
+    """Returns the `finfo` of a floating-point type, of ml_dtypes too; of a complex type that of its parts."""
     from ml_dtypes import finfo
 
     numbers: Any = finfo

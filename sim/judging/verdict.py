@@ -91,7 +91,7 @@ class Judgement:
         }
 
     def text(self) -> str:
-        """Returns it for people."""
+        """Returns the verdict as text."""
         launches = sum(one.launches for one in self.tried)
         head = f"{self.verdict}: {self.function} against {self.reference}"
         draws = f"{plural(len(self.tried), 'draw')} of {self.planned}"

@@ -106,7 +106,7 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, 
 
 
 def launches_of(schedule: TileSchedule, order: Order, memory: DeviceMemory, given: Given | None = None) -> list[PlayedLaunch]:
-    """Its kernels, in order, with their tensors placed in memory."""
+    """The schedule's kernels, in order, with their tensors placed in memory."""
     made: list[PlayedLaunch] = []
     for walk, kernel in zip(schedule.walks(), schedule.kernels(), strict=True):
         if not isinstance(walk, Walk):

@@ -236,7 +236,7 @@ class Beside:
             return cls(executed, None, str(error))
 
     def as_dict(self) -> Report:
-        """Both for JSON."""
+        """Both models for JSON."""
         schedule = self.schedule.as_dict() if self.schedule else None
         return {"executed": self.executed.as_dict(), "schedule": schedule, "not_followed": self.why or None}
 

@@ -161,7 +161,7 @@ def for_all(dispatcher: Any, ntasks: int, tpb: int = 0, stream: Any = 0, sharedm
 
 
 def remembered(dispatcher: Any, sig: Any) -> None:
-    """Takes the place of a kernel's compilation for a signature: the types are kept."""
+    """Takes the place of a kernel's compilation for a signature: it only keeps the types."""
     kinds = tuple(sig.args) if hasattr(sig, "args") else tuple(sig)
     dispatcher._simulated_signatures = (*getattr(dispatcher, "_simulated_signatures", ()), kinds)
 

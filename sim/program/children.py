@@ -55,7 +55,7 @@ class DynamicLaunches(DeviceRuntime):
         self._taken = 0
 
     def begin(self, request: LaunchRequest, stream: ptx.Stream, child: bool) -> None:
-        """Begins a launch in a stream, of the host or of a thread."""
+        """Begins a launch, by the host or by a thread, in a stream."""
         self.image, self.stream = request.kernel.image, stream
         self.work: list[tuple[ptx.Stream, Callable[[], None]]] = []
         self.tails: list[Callable[[], None]] = []

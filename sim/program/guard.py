@@ -56,7 +56,7 @@ class HostGuard:
                 self.channel.protect(block.address + int(run[0]) * PAGE, len(run) * PAGE, int(modes[run[0]]))
 
     def waited(self) -> None:
-        """Opens what is not in use any more, if the host has waited for something."""
+        """Opens memory that is not in use any more, if the host has waited for something."""
         if not self.modes or self._host is self.history.host:
             return
         self._host = self.history.host

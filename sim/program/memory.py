@@ -40,7 +40,7 @@ its variables' memory open."""
 
 @dataclass(frozen=True)
 class Contents:
-    """The bytes of a block at some moment, what it says of their state, and its digest of both."""
+    """The bytes of a block at one moment, the states of these bytes, and a digest of both."""
 
     data: np.ndarray
     state: np.ndarray | None
@@ -271,7 +271,7 @@ class ProgramMemory:
             to.state[where] = states
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """Copies between any two places, of the device or the program's own; what nobody wrote stays so."""
+        """Copies between any two places, of the device or of the program; bytes that nobody wrote stay unwritten."""
         if not size:
             return
         if not self.owns(target):

@@ -46,7 +46,7 @@ class Settings:
 
 @dataclass
 class Node:
-    """One piece of work of a graph, behind others; `call` made it."""
+    """One piece of work of a graph, which begins when the nodes `after` have ended; `call` made it."""
 
     kind: int
     work: Callable[[ptx.Stream], None]

@@ -59,7 +59,7 @@ class ProgramArray:
 
     @property
     def rows(self) -> int:
-        """Rows of all slices or layers together."""
+        """The number of rows of all slices or layers together."""
         return self.block.size // self.row
 
 

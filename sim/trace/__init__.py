@@ -51,7 +51,7 @@ def is_vector(name: str) -> bool:
 
 
 def inner_of(walk: Walk | Totals | None) -> str | None:
-    """The tensor whose tiles come and go while the other's stays, where S = Q K^T is made for O, gradients or itself."""
+    """The tensor whose tiles pass by while the other's tile stays, in a kernel that computes S = Q K^T."""
     if not isinstance(walk, Walk):
         return None
     read, written = ({move.tensor.name for move in walk.moves if move.write == write} for write in (False, True))
@@ -305,7 +305,7 @@ class TracedLaunch:
                 self.moves[(*key, turn)] = move if known is None else joined(known, move)
 
     def tile_of(self, held: HeldTensor) -> tuple[int, int]:
-        """Rows and columns of a tensor's tile; all of one that has none."""
+        """The rows and columns of a tensor's tile; all of them if the tensor has no tiles."""
         _, rows, cols = held.shape
         axes = axes_of(held.name)
         return min(rows, self.tile_rows) if "i" in axes else self.tile_cols if axes else rows, (

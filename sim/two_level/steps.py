@@ -18,7 +18,7 @@ OF_WORKS = frozenset({"search", "work"})
 
 
 class Heads(NamedTuple):
-    """The query heads of a key head: the visited tiles of each, or once those of all, who are `alike` so many."""
+    """The query heads of a key head: the visited tiles of each; if they visit the same, of one, and `alike` is their number."""
 
     visited: tuple[Visited, ...]
     alike: int

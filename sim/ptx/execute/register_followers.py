@@ -481,7 +481,7 @@ class Flights:
 
 
 def accessed(reads: tuple[Arg, ...], writes: tuple[Arg, ...], rows: dict[str, int]) -> tuple[Array, Array]:
-    """Returns the rows of the registers among operands that are read, and written."""
+    """Returns the rows of the registers that operands read, and of those that they write."""
 
     def of(args: tuple[Arg, ...]) -> Array:
         names = dict.fromkeys(getattr(a.operand, "name", "") for a in args)

@@ -314,7 +314,7 @@ class Stop(Exception):
 
 
 class RegisterFiles:
-    """The registers of a launch, and what else units of the machine use of it."""
+    """The registers of a launch, and all else of it that units of the machine use."""
 
     wave: Wave
     ready: ReadyLanes

@@ -275,7 +275,7 @@ class Forecast:
             self.look(processor_seconds())
 
     def look(self, now: float) -> None:
-        """Estimates the launch within its first wave, or from that alone, if it takes long."""
+        """Estimates the time of a launch while its first wave runs, or once that has ended, if the wave takes long."""
         if self.done < 2 and now - self.begun > WAVE_SECONDS:
             spent = self.first if self.done else now - self.begun
             self.tell(Estimate(spent * self.waves, self.done, self.waves, not self.done))

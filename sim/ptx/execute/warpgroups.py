@@ -507,7 +507,7 @@ class Agreement(WaveUnit):
             del self.ahead[first]
 
     def report(self, first: int, heads: list[PtxInstruction | None]) -> None:
-        """Reports a disagreement at the first of the instructions in the text: a warp that runs a later one has passed it by."""
+        """Reports a disagreement at the instruction that is first in the text: a warp that runs a later one has left it out."""
         i = next(one for one in self.code.instructions if any(one is head for head in heads))
         here = [k for k, head in enumerate(heads) if head is i]
         other, instead = next((k, head) for k, head in enumerate(heads) if head is not i)

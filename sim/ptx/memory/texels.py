@@ -211,7 +211,7 @@ def both(texture: Texture, axis: int, coordinate: Array) -> list[Tap]:
 
 
 def weighted(texture: Texture, axis: int, coordinate: Array) -> list[Tap]:
-    """Returns the two texels of linear filtering with their weights. A texel without weight is not read, but the other one."""
+    """Returns the two texels of linear filtering with their weights. One of weight 0 is not read, but the other one."""
     x, size, mode = scaled(texture, axis, coordinate) - np.float32(0.5), texture.texels.shape[axis], texture.mode(axis)
     below = np.floor(np.clip(x, -FARTHEST, FARTHEST))
     first = below.astype(np.int64)
@@ -486,7 +486,7 @@ def some(lanes: LaneSet, at: Positions) -> LaneSet:
 
 
 def by_handle(handles: Array) -> Iterator[tuple[int, Positions]]:
-    """Yields each handle with the positions of its lanes; there is but one, mostly."""
+    """Yields each handle with the positions of its lanes; mostly there is one handle."""
     first = handles[0]
     if np.count_nonzero(handles != first):
         yield from by_value(handles)

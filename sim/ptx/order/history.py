@@ -120,7 +120,7 @@ class Launches:
     # -- atomics and fences ---------------------------------------------------------------------------------------------------
 
     def hear(self, access: ShadowAccess, atomic: bool) -> None:
-        """Makes lanes, which read with an atomic or strong access, hear of a release there by a launch that is not over."""
+        """Orders lanes that read with an atomic or strong access behind a release at that place by a launch that is not over."""
         i, segment, messages = access.instruction, access.segment, self.past.messages
         if not messages or segment is None or scope_of(i.mods) != DEVICE:
             return

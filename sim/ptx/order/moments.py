@@ -62,7 +62,7 @@ def levels_of(entries: Array) -> Array:
 
 
 def raised(entries: Array, levels: Array) -> Array:
-    """Returns entries with other levels."""
+    """Returns the entries with these levels in place of their own."""
     return (entries & ~np.uint64(LEVEL)) | levels
 
 
@@ -195,7 +195,7 @@ class Groups:
 
     @cached_property
     def whole(self) -> Array:
-        """Positions in `warps` of those of which the group has all lanes."""
+        """The positions in `warps` of the warps that the group has whole."""
         return np.flatnonzero(self._lanes == WARP)
 
     @cached_property
@@ -488,7 +488,7 @@ class LaunchClock:
         return replace(over, parts=tuple(part for part in parts.values() if not over.knows(part.run.launch)))
 
     def plus(self, launch: tuple[int, int]) -> LaunchClock:
-        """Returns a clock for which this one launch is over, too."""
+        """Returns the clock after which this launch is over, too."""
         stream, number = launch
         if number == self.first.get(stream, 0) + 1:
             return replace(self, first=self.first | {stream: number})

@@ -291,7 +291,7 @@ class Past:
                     yield one.race(other.touched.verb, address, f"by {other.told}", other.instruction)
 
     def in_use(self, low: int, high: int, page: int, clock: LaunchClock) -> tuple[Array, Array]:
-        """Returns masks of the pages from `low` to `high` that are all written, or all read, by what is not over by a clock."""
+        """Returns masks of the pages from `low` to `high`: all written, and all read, by work that is not over at a clock."""
         open_, pages = self.open(clock), -(-(high - low) // page)
         wrote, read = (np.zeros(pages, bool) for _ in range(2))
         region = self.regions.get((low, high))
