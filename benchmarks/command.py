@@ -156,20 +156,31 @@ def parsed(doc: str | None, argv: Sequence[str] | None) -> argparse.Namespace:
     return completed(parser.parse_args(argv))
 
 
-def measuring(doc: str | None, quick: str) -> argparse.ArgumentParser:
-    """A parser with the arguments of all that measures, `quick` being what --quick leaves."""
+def writing(doc: str | None, dry: str) -> argparse.ArgumentParser:
+    """A parser with the arguments of all that writes figures; `dry`: where --dry-run runs."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     results = "benchmarks/results; of a dry run a new folder for temporary files"
     parser.add_argument("--out", type=Path, help=f"folder of the file, or a .jsonl file to add to (default: {results})")
+    parser.add_argument("--dry-run", action="store_true", help=f"on {dry}, tiny: no figure means anything")
+    return parser
+
+
+def folder(given: argparse.Namespace) -> Path:
+    """The folder or file of the figures."""
+    return given.out or (Path(tempfile.mkdtemp(prefix="cupyflash-")) if given.dry_run else ROOT / "benchmarks" / "results")
+
+
+def measuring(doc: str | None, quick: str) -> argparse.ArgumentParser:
+    """A parser with the arguments of all that measures, `quick` being what --quick leaves."""
+    parser = writing(doc, "the simulated device")
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--budget", type=float, metavar="SECONDS", help=f"stop in time ({SECONDS:.0f}; quick {QUICK_SECONDS:.0f})")
-    parser.add_argument("--dry-run", action="store_true", help="on the simulated device, tiny: no figure means anything")
     return parser
 
 
 def completed(given: argparse.Namespace) -> argparse.Namespace:
     """Arguments with the folder and the seconds that are taken where none are given."""
-    given.out = given.out or (Path(tempfile.mkdtemp(prefix="cupyflash-")) if given.dry_run else ROOT / "benchmarks" / "results")
+    given.out = folder(given)
     given.budget = given.budget or (QUICK_SECONDS if given.quick else SECONDS)
     return given
 

@@ -8,22 +8,19 @@ counter of energy, and those that it takes at once; the work that was done. 16 s
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from checkout import ROOT
 
 # isort: split
-from command import surroundings
+from command import folder, surroundings, writing
 from machine import Nvml, gpu_versions, stand_in
 from rate_chips import HOPPER, Chip, Gpu, Launch, Simulated
 from records import Records, told
@@ -159,13 +156,10 @@ def shown(at: np.ndarray, taken: np.ndarray) -> list[tuple[int, np.ndarray, np.n
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder of the file, or a .jsonl file to add to (default: benchmarks/results)")
+    parser = writing(__doc__, "the PTX machine")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of each load ({SECONDS})")
-    parser.add_argument("--dry-run", action="store_true", help="on the PTX machine, tiny: no figure means anything")
     given = parser.parse_args(argv)
     dry = given.dry_run
-    out = given.out or (Path(tempfile.mkdtemp(prefix="cupyflash-")) if dry else ROOT / "benchmarks" / "results")
     device = stand_in() if dry else Device.current()
     chip, nvml = (Simulated(), None) if dry else (Gpu(), Nvml.of_current())
     random, status, size = np.random.default_rng(1), 0, room(device)
@@ -173,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bits = random.integers(0, 1 << 32, size // 4, np.uint32)
     numbers = {"normal": normal.view(np.uint8), "bits": bits.view(np.uint8), "zeros": np.zeros(size, np.uint8)}
     kernels = chip.load(source(device.compute_capability == HOPPER))
-    with Records(out, f"{'simulated ' if dry else ''}{device.name} power") as records:
+    with Records(folder(given), f"{'simulated ' if dry else ''}{device.name} power") as records:
         records.write("run", surroundings(device, dict if dry else gpu_versions) | {"what": "power", "simulated": dry})
         for load in (*LOADS, *(HOPPER_LOADS if device.compute_capability == HOPPER else ())):
             try:

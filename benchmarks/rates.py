@@ -10,11 +10,9 @@ says how they are found.
 
 from __future__ import annotations
 
-import argparse
 import math
 import subprocess
 import sys
-import tempfile
 import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +22,7 @@ from typing import Any
 from checkout import ROOT, environment
 
 # isort: split
-from command import surroundings
+from command import folder, surroundings, writing
 from machine import gpu_versions, stand_in
 from rate_chips import Chip, Gpu, Simulated
 from rate_measurements import MEASUREMENTS, Found, known, names
@@ -121,16 +119,13 @@ def table(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder of the file, or a .jsonl file to add to (default: benchmarks/results)")
+    parser = writing(__doc__, "the PTX machine")
     parser.add_argument("--budget", type=float, default=SECONDS, metavar="SECONDS", help=f"stop in time ({SECONDS:.0f})")
     parser.add_argument("--measure", nargs="+", choices=list(MEASUREMENTS), help="only these, in this process")
-    parser.add_argument("--dry-run", action="store_true", help="on the PTX machine, tiny: no figure means anything")
     given = parser.parse_args(argv)
     dry = given.dry_run
-    out = given.out or (Path(tempfile.mkdtemp(prefix="cupyflash-")) if dry else ROOT / "benchmarks" / "results")
     device = stand_in() if dry else Device.current()
-    with Records(out, f"{'simulated ' if dry else ''}{device.name} rates") as records:
+    with Records(folder(given), f"{'simulated ' if dry else ''}{device.name} rates") as records:
         if given.measure or dry:
             chip = Simulated() if dry else Gpu()
             return measure(chip, given.measure or names(device), records)

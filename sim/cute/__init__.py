@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cupyflash.device import Device, find_device
@@ -51,8 +51,6 @@ def simulated_cute(
     except ImportError as error:
         raise ImportError(f"simulated_cute needs CuTe DSL ({error}): pip install 'cupyflash[cute]' torch") from error
 
-    with ExitStack() as stack:
-        how = simulation(findings=findings, seed=seed, races=races, suppressions=suppressions, fail_on=fail_on)
-        launches = stack.enter_context(how)
-        stack.enter_context(replaced_runtime(found))
+    how = simulation(findings=findings, seed=seed, races=races, suppressions=suppressions, fail_on=fail_on)
+    with how as launches, replaced_runtime(found):
         yield launches

@@ -28,6 +28,7 @@ from cupyflash.sim.ptx import Module, RawArguments, Stream
 from cupyflash.sim.ptx.memory.swizzles import MAP_BYTES
 from cupyflash.sim.ptx.parameters import parameter_offsets
 from cupyflash.sim.ptx.rawkernel import deliver, settings
+from cupyflash.sim.replaced import replaced
 from cupyflash.sim.triton.devices import cuda_on_cpu
 from cupyflash.sim.triton.memory import Addresses
 
@@ -272,8 +273,6 @@ def replaced_runtime(device: Device) -> Iterator[None]:
             (cutlass.utils, "HardwareInfo", hardware(device)),
             (CuteDevice, "active", ours),
         ]
-        for owner, name, value in changes:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
+        stack.enter_context(replaced(changes))
         stack.enter_context(cuda_on_cpu(device, addresses))
         yield

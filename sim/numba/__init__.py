@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from cupyflash.sim.replaced import replaced
 
 if TYPE_CHECKING:
     from cupyflash.sim.ptx import Launch, Suppression
@@ -47,10 +49,6 @@ def simulated_numba(
     except ImportError as error:
         raise ImportError(f"simulated_numba needs numba-cuda ({error}): pip install 'cupyflash[numba]'") from error
 
-    with ExitStack() as stack:
-        how = {"findings": findings, "arch": arch, "seed": seed, "races": races, "suppressions": suppressions}
-        launches = stack.enter_context(simulation(**how))  # type: ignore[arg-type]
-        for owner, name, value in replacements():
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
+    how = simulation(findings=findings, arch=arch, seed=seed, races=races, suppressions=suppressions)
+    with how as launches, replaced(replacements()):
         yield launches

@@ -16,7 +16,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.launch import first_use
+from cupyflash.sim.replaced import replaced
 
 from .rawkernel import DeviceArray, RawKernel, RawModule, SourceText, issue, place_in, place_of, settings
 from .state.segments import empty, empty_like
@@ -528,8 +529,5 @@ def simulated_cupy() -> Iterator[None]:
                 changes.append((module, name, kernel))
             elif id(value) in instead and not isinstance(value, (int, float, bool)):
                 changes.append((module, name, instead[id(value)]))
-    with ExitStack() as stack:
-        for owner, name, value in changes:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
+    with replaced(changes):
         yield

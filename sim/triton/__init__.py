@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cupyflash.device import Device, find_device
@@ -72,8 +72,6 @@ def simulated_triton(
             raise
         raise ImportError("simulated_triton needs Triton: pip install 'cupyflash[triton]'", name="triton") from error
 
-    with ExitStack() as stack:
-        how = simulation(findings=findings, seed=seed, races=races, suppressions=suppressions, fail_on=fail_on)
-        launches = stack.enter_context(how)
-        stack.enter_context(replaced_driver(found, benchmark_seconds=benchmark_seconds))
+    how = simulation(findings=findings, seed=seed, races=races, suppressions=suppressions, fail_on=fail_on)
+    with how as launches, replaced_driver(found, benchmark_seconds=benchmark_seconds):
         yield launches

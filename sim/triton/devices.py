@@ -7,7 +7,7 @@ its `data_ptr()` is its address on the simulated device: what a program stores i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from cupyflash.device import Device
+from cupyflash.sim.replaced import replaced
 
 from .memory import Addresses
 
@@ -158,19 +159,13 @@ def replacements(device: Device) -> dict[str, Any]:
 @contextmanager
 def cuda_on_cpu(device: Device, addresses: Addresses) -> Iterator[None]:
     """Makes "cuda" a name of the CPU, and `torch.cuda` the simulated device."""
-    with ExitStack() as stack:
-        for name, value in replacements(device).items():
-            stack.callback(setattr, torch.cuda, name, getattr(torch.cuda, name))
-            setattr(torch.cuda, name, value)
-        mode, run = CudaOnCpu(addresses), torch.autograd._engine_run_backward
+    mode, run = CudaOnCpu(addresses), torch.autograd._engine_run_backward
 
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            with mode:  # PyTorch has it off while it computes gradients
-                return run(*args, **kwargs)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with mode:  # PyTorch has it off while it computes gradients
+            return run(*args, **kwargs)
 
-        stack.callback(setattr, torch.autograd, "_engine_run_backward", run)
-        torch.autograd._engine_run_backward = run_backward
-        stack.enter_context(mode)
-        stack.callback(setattr, torch, "Generator", torch.Generator)
-        torch.Generator = Generator
+    changes = [(torch.cuda, *each) for each in replacements(device).items()]
+    changes += [(torch.autograd, "_engine_run_backward", run_backward), (torch, "Generator", Generator)]
+    with replaced(changes), mode:
         yield

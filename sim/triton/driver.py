@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,7 @@ from cupyflash.sim.clock.execution import CubinKernel
 from cupyflash.sim.clock.sass import registers
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx.rawkernel import deliver
+from cupyflash.sim.replaced import replaced
 
 from . import BENCHMARK_SECONDS
 from .calls import KernelCall, NumPyPointer, flat
@@ -223,20 +224,14 @@ def replaced_driver(
         return run(self, *map(passed, args), **{name: passed(value) for name, value in kwargs.items()})
 
     names = ("do_bench", "do_bench_cudagraph")
-    changes = [(active, "_active", driver), (JITFunction, "run", run_with_arrays)]
+    changes: list[tuple[Any, str, Any]] = [(active, "_active", driver), (JITFunction, "run", run_with_arrays)]
     changes += [(triton.testing, name, driver.benchmarks.do_bench) for name in names]
     changes.append((triton.testing, "perf_report", driver.benchmarks.perf_report(triton.testing.perf_report)))
-    with ExitStack() as stack:
-        for owner, name, value in changes:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-        if addresses is None and find_spec("torch") is not None:
-            from .devices import cuda_on_cpu
+    of_torch: AbstractContextManager[None] = nullcontext()
+    if find_spec("torch") is not None:
+        from .devices import MatrixProducts, cuda_on_cpu
 
-            stack.enter_context(cuda_on_cpu(device, found))
-        if find_spec("torch") is not None:
-            from .devices import MatrixProducts
-
-            stack.callback(setattr, nvidia.cublas, "CublasLt", nvidia.cublas.CublasLt)
-            nvidia.cublas.CublasLt = MatrixProducts
+        changes.append((nvidia.cublas, "CublasLt", MatrixProducts))
+        of_torch = cuda_on_cpu(device, found) if addresses is None else of_torch
+    with replaced(changes), of_torch:
         yield driver
