@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -53,8 +54,9 @@ class MatrixOperand:
         """Returns the number of units of all matrices."""
         return len(self.blocks) * len(self.matrices[0].units)
 
+    @cached_property
     def keys(self) -> Array:
-        """Returns (warpgroups, 2): equal rows for equal matrices."""
+        """(warpgroups, 2): equal rows for equal matrices."""
         return np.stack((self.descriptors, self.blocks.astype(np.uint64)), axis=1)
 
     def units(self) -> Array:
@@ -340,7 +342,7 @@ def operand_of(product: PendingProduct, side: int) -> MatrixOperand:
 
 def in_common(step: ProductStep) -> int:
     """Returns the number of contiguous warpgroups with the same B, if it is the same number everywhere; else 1."""
-    keys = gathered([operand_of(p, 1).keys()[at] for p, at in step])
+    keys = gathered([operand_of(p, 1).keys[at] for p, at in step])
     other = np.flatnonzero((keys != keys[0]).any(axis=1))
     count = int(other[0]) if len(other) else len(keys)
     if len(keys) % count:
