@@ -273,15 +273,18 @@ def place_of(finding: Any) -> str:
     return f"{finding.severity}: {finding.kind} at {Path(file).name}:{line}"
 
 
+def counted(findings: dict[str, int]) -> str:
+    """Returns findings by their text, with the number of each."""
+    return ", ".join(f"{number} x {text}" for text, number in findings.items()) or "none"
+
+
 def table(results: dict[str, Any]) -> str:
     """Returns the table of docs/triton.md."""
     rows = ["| package | kernel | A100-40GB | H100-SXM | launches | seconds | findings |", "|---" * 7 + "|"]
     for package, devices in results.get("packages", {}).items():
         for name, first in devices["A100-40GB"].items():
             second = devices["H100-SXM"][name]
-            found = ", ".join(f"{number} x {text}" for text, number in first["findings"].items()) or "none"
-            if second["findings"] != first["findings"]:
-                found += "; " + (", ".join(f"{number} x {text}" for text, number in second["findings"].items()) or "none")
+            found = "; ".join(dict.fromkeys(counted(one["findings"]) for one in (first, second)))
             both = [" ; ".join(dict.fromkeys(str(one[key]) for one in (first, second))) for key in ("launches", "seconds")]
             rows.append(
                 f"| {package} | {name} | {first['difference']} | {second['difference']} | {both[0]} | {both[1]} | {found} |"

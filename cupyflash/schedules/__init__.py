@@ -211,16 +211,16 @@ def _planned(problem: Problem, device: Device, algorithm: str, tiling: TilingCho
     def made(problem: Problem, tiling: TilingChoice) -> TileSchedule:
         return _plan(problem, device, algorithm, tiling, lse)
 
-    return _runnable(made, problem, device, tiling) if isinstance(tiling, tuple) else made(problem, tiling)
+    return _runnable(made, problem, device, tiling)
 
 
 Planned = TypeVar("Planned", bound=TileSchedule)
 
 
-def _runnable(
-    made: Callable[[Problem, tuple[int, int]], Planned], problem: Problem, device: Device, blocks: tuple[int, int]
-) -> Planned:
-    """The schedule of requested blocks. ValueError if no kernel runs them, with the nearest that one does."""
+def _runnable(made: Callable[[Problem, Any], Planned], problem: Problem, device: Device, blocks: TilingChoice) -> Planned:
+    """The schedule of a choice of blocks. ValueError if no kernel runs those that are requested, with the nearest that one does."""
+    if not isinstance(blocks, tuple):
+        return made(problem, blocks)
     try:
         schedule = made(problem, blocks)
         if has_dtype(problem.dtype, device):  # else nothing runs, whatever the blocks
@@ -341,7 +341,7 @@ def plan_backward(
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
         return _plan_backward(problem, device, algorithm, tiling, deterministic, dbias, dscore)
 
-    return _runnable(made, problem, device, tiling) if isinstance(tiling, tuple) else made(problem, tiling)
+    return _runnable(made, problem, device, tiling)
 
 
 def plan_varlen_backward(
@@ -366,7 +366,7 @@ def plan_varlen_backward(
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
         return _plan_backward(problem, device, algorithm, tiling, deterministic, False, dscore)
 
-    one = _runnable(made, packed, device, tiling) if isinstance(tiling, tuple) else made(packed, tiling)
+    one = _runnable(made, packed, device, tiling)
     how: dict[str, Any] = {"deterministic": deterministic, "dscore": dscore, "patterns": patterns}
     together = packed_totals(packed, seqlens, totals)
     return _VARLEN_BACKWARD[algorithm](packed, device, one.tiling, seqlens=seqlens, packed=together, **how)

@@ -130,6 +130,7 @@ class Count(click.IntRange):
 
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+HTML = click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page there.")
 OUTPUT = click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
 SEED = click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
 DEVICE = click.option(

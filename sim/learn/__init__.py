@@ -5,7 +5,6 @@ Texts are in `en.toml` and `zh.toml`, one file a language; numbers come from `mo
 
 from __future__ import annotations
 
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -39,11 +38,10 @@ def page(language: str | None = None) -> str:
         "texts": {name: texts(name) for name in LANGUAGES},
         "devices": [{"name": each.name.split("-")[0], "sram": each.sram_per_block, "sms": each.sm_count} for each in devices],
     }
-    data = json.dumps(told, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     style = pages.read("common.css") + read("learn.css")
     scripts = [pages.read("common.js"), translated("forms", *FORMS), *(read(f"{name}.js") for name in ("core", *SECTIONS, "start"))]
     filled = read("learn.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", "".join(scripts))
-    return filled.replace("/*DATA*/", data)
+    return filled.replace("/*DATA*/", pages.embedded(told))
 
 
 def texts(language: str) -> dict[str, Any]:

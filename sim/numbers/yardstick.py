@@ -312,13 +312,17 @@ def measure_gradients(gradients: Mapping[str, Array], dout: Array, inputs: Input
         sums = exact.gradients[name].size / max(ours.size, 1)  # summed by a broadcast axis
         numbers[name] = Numbers(
             _largest(ours, expected),
-            2 * max(_largest(each, expected) for each in plainly)
-            + ulp(np.abs(expected).max(initial=0), ours.dtype)
+            _of_plain(plainly, expected, ours.dtype)
             + 2 * ulp(cancelled.get(name, cancels), np.float32) * sums
             + of_score * moved.max(initial=0)
             + of_out.get(name, 0.0),
         )
     return numbers
+
+
+def _of_plain(plainly: Sequence[Array], expected: Array, dtype: Any) -> float:
+    """Twice the largest error of plain computations, and one unit in the last place of the largest element."""
+    return 2 * max(_largest(each, expected) for each in plainly) + ulp(np.abs(expected).max(initial=0), dtype)
 
 
 def _measure_captured(
@@ -340,8 +344,7 @@ def _measure_captured(
     by_rows = to_captured(inputs, exact.P * of_rows[..., None], of, at_random="rows")
     return Numbers(
         _largest(ours, expected),
-        2 * max(_largest(each, expected) for each in plainly)
-        + ulp(np.abs(expected).max(initial=0), ours.dtype)
+        _of_plain(plainly, expected, ours.dtype)
         + 2 * float((to_captured(inputs, errors, of, at_random="scores") + of_score * turned + by_rows).max(initial=0)),
     )
 

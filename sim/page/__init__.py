@@ -12,10 +12,13 @@ SHARED = ("common.css", "timeline.css"), ("common.js", "chart.js", "timeline.js"
 
 def filled(name: str, told: dict[str, Any], *more: str) -> str:
     """The page `name` of what is told; `more` scripts of its own come before its script."""
-    # No source of a stranger can end the element that its text stands in.
-    data = json.dumps(told, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     style, script = ("".join(map(read, names)) for names in ((*SHARED[0], f"{name}.css"), (*SHARED[1], *more, f"{name}.js")))
-    return read(f"{name}.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script).replace("/*DATA*/", data)
+    return read(f"{name}.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script).replace("/*DATA*/", embedded(told))
+
+
+def embedded(told: dict[str, Any]) -> str:
+    """JSON for a page's element: no text in it, of whatever source, can end the element."""
+    return json.dumps(told, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 
 def read(name: str) -> str:

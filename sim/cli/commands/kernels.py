@@ -58,6 +58,9 @@ INCLUDES = click.option(
     shell_complete=completing("dir"),
     help="A folder of headers.",
 )
+ARCH = click.option(
+    "--arch", default="compute_80", show_default=True, help="The architecture to compile for: compute_90, sm_90 or 9.0."
+)
 SHARED = from_0("--shared-bytes", "Dynamic shared memory of a block.")
 
 
@@ -76,7 +79,7 @@ SHARED = from_0("--shared-bytes", "Dynamic shared memory of a block.")
 @BLOCK
 @click.option("--cluster", callback=extent, metavar="X[,Y,Z]", help="Blocks of a cluster.")
 @ARGS
-@click.option("--arch", default="compute_80", show_default=True, help="The architecture to compile for: compute_90, sm_90 or 9.0.")
+@ARCH
 @DEFINES
 @INCLUDES
 @SHARED
@@ -187,7 +190,7 @@ def time(**given: Any) -> None:
     metavar="FILE.py::NAME",
     help="The function that makes the inputs; without it, `inputs` of either file if there is one, else the annotations.",
 )
-@click.option("--arch", default="compute_80", show_default=True, help="The architecture to compile for: compute_90, sm_90 or 9.0.")
+@ARCH
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Other inputs for each number.")
 @click.option("--strict", is_flag=True, help="Conditions are faults.")
 @click.option("--only", type=click.IntRange(0), metavar="DRAW", help="Try this draw alone, by the number that a report gives.")

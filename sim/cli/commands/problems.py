@@ -13,6 +13,7 @@ from cupyflash.basics import LAYOUTS, MOST_RANKS
 from cupyflash.sim.cli.help import algorithm_names, command
 from cupyflash.sim.cli.options import (
     AS_JSON,
+    HTML,
     MAX_SECONDS,
     OUTPUT,
     SEED,
@@ -198,7 +199,7 @@ ASKED = "Algorithms to play side by side; fa2-backward plays gradients beside fo
 )
 @problem_options(seqlen=128, head_dim=64, backward=True, decode={**SMALL, "num_splits": 2})
 @click.option("--algorithms", metavar="NAME,NAME,...", shell_complete=algorithm_names, help=ASKED)
-@click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page there.")
+@HTML
 @timeline_block("of each launch ")
 @from_0("--data-seed", "Draws q, k and v.")
 @MAX_SECONDS

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cupyflash.sim.cli.help import command
-from cupyflash.sim.cli.options import AS_JSON, DEVICE, MAX_SECONDS, OUTPUT, SRAM, Count, NewFile, examples, formats
+from cupyflash.sim.cli.options import AS_JSON, DEVICE, HTML, MAX_SECONDS, OUTPUT, SRAM, Count, examples, formats
 from cupyflash.sim.names import FIGURES, NAMES
 
 # -- demo ------------------------------------------------------------
@@ -55,7 +55,7 @@ def demo(**given: Any) -> None:
 @command(
     epilog=examples("cupyflash learn --html out.html", "cupyflash learn --html out.html --language zh", "cupyflash learn --json")
 )
-@click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page there.")
+@HTML
 @click.option("--language", type=click.Choice(("en", "zh")), help="Its language at first.  [default: the browser's]")
 @AS_JSON
 def learn(**given: Any) -> None:
