@@ -20,6 +20,10 @@ RNG = np.random.default_rng(1)
 ROWS = np.concatenate([[0], np.cumsum(RNG.integers(0, 9, 100))]).astype(np.int32)
 SPECIAL = np.array([np.inf, -np.inf, np.nan, -0.0, 0.0, 1e-40, -1e-40, 3e38, 1e-38, 2, -3, 7.5], np.float32)
 
+LOGGED = np.concatenate(
+    [np.exp2(RNG.uniform(-140, 127, 2048)), np.exp2(np.arange(-148, 128)), 1 + RNG.integers(-4096, 4096, 3819) * 2.0**-23]
+).astype(np.float32)
+
 
 def floats(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
@@ -85,6 +89,11 @@ CASES = [
         for k in (99, 90)
     ),
     ("found", 16, 64, [np.sort(RNG.integers(0, 700, 999)).astype(np.int32), np.zeros(1024, np.int32), n(999)], True),
+    # Logarithms: of all sizes, near 1, of 0 and infinity; of a negative number NaN.
+    *(
+        pytest.param("logs", 96, 64, [np.append(LOGGED, np.float32(one)), zeros(6144), n(1)], one >= 0, marks=wide)
+        for one in (0.0, np.inf, -1.0)
+    ),
     # Addresses without a pattern, stores of some lanes; then two lanes at one place, and a place beyond the end.
     *(
         pytest.param("permute", 16, 64, [places.astype(np.int32), np.zeros(2048, np.int32), n(1024)], clean, marks=wide)

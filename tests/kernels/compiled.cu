@@ -82,3 +82,4 @@ extern "C" __global__ void sure(const int* A, int* C, int n) { int i = blockIdx.
 // Binary search in an array that nobody writes.
 extern "C" __global__ void found(const int* A, int* C, int n) { int i = blockIdx.x*64+threadIdx.x, low = 0, high = n, want = i * 3 % 700;
   while (low < high) { int middle = (low + high) / 2; if (A[middle] < want) low = middle + 1; else { high = middle; if (A[middle] == want) break; } } C[i] = low; }
+extern "C" __global__ void logs(const float* A, float* C, int n) { int i = blockIdx.x*64+threadIdx.x; C[i] = __log2f(A[i]) + __log2f(A[i] * 1e-3f); }

@@ -33,6 +33,7 @@ import numpy as np
 
 from cupyflash.launch import first_use, own_files
 
+from ..decode import elementwise
 from ..decode.access import CACHE
 from ..decode.code import Code
 from ..decode.registry import ENVIRONMENT, KEEP, Arg, WarpBarrier
@@ -91,6 +92,14 @@ def exp2(asked: int, answer: int) -> None:
     np.exp2(powers, out=found)
 
 
+def log2(asked: int, answer: int) -> None:
+    """Stores lg2.approx of a warp's lanes as NumPy has it, before it is rounded."""
+    given, found = (np.frombuffer(memoryview((ctypes.c_double * WARP).from_address(at))) for at in (asked, answer))
+    with np.errstate(all="ignore"):
+        found[:] = elementwise.result(np.log2, elementwise.logarithmic, [given])
+
+
+LOG2 = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(log2)
 EXP2 = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(exp2)
 
 
@@ -195,6 +204,7 @@ class CompiledLaunch:
             copies=self.array(warps * COPY_SLOTS * COPY_WORDS if self.row.copies else 1),
             threads=geometry.threads,
             exp2=ctypes.cast(EXP2, ctypes.c_void_p).value or 0,
+            log2=ctypes.cast(LOG2, ctypes.c_void_p).value or 0,
         )
 
     def placed(self, segment: Segment, number: int) -> list[int]:

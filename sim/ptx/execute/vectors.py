@@ -524,9 +524,11 @@ class Arithmetic(Text, ABC):
 
     def approximated(self, _: object, function: str, kind: str, *values: LaneValue) -> LaneValue:
         """Adds an approximation that is one of IEEE's operations in float64, moved as `decode.primitives.MOVES` has it."""
+        x = values[0].name
+        if kind == "f32" and function == "lg2":
+            return self.logarithm(x)
         if kind != "f32" or function not in MOVED:
             raise NoCode
-        x = values[0].name
         root = self.called("sqrt", [values[0]]).name if "sqrt" in function else ""
         if function == "div":
             self.representable(values[1].name)
@@ -544,6 +546,18 @@ class Arithmetic(Text, ABC):
             ordinary = self.op("and", "i1", ordinary, self.ordinary(value.name))
             ordinary = self.op("and", "i1", ordinary, self.test("one", "double", value.name, "zeroinitializer"))
         return self.seen(self.chosen(ordinary, moved, bits, "i64"), np.dtype(np.float64))
+
+    def logarithm(self, x: str) -> LaneValue:
+        """lg2 of float64 numbers: of 0 and infinity what it is, of negative numbers nothing."""
+        wide = np.dtype(np.float64)
+        self.doubtful.pop(x, None)
+        self.flagged(self.test("ult", "double", x, "zeroinitializer"))
+        self.needs("logarithm")
+        found = self.add(f"call {vector('double')} @logarithm(ptr %launch, {vector('double')} {x})")
+        for special, value in ((0.0, -np.inf), (np.inf, np.inf)):
+            here = self.test("oeq", "double", x, splat("double", self.literal(special, wide)))
+            found = self.chosen(here, splat("double", self.literal(value, wide)), found, "double")
+        return LaneValue(found, wide)
 
     def representable(self, b: str) -> None:
         """Gives up where div.approx has no float32 1 / b to multiply with (`decode.primitives.division`)."""

@@ -287,6 +287,93 @@ ask:
 }}
 """
 
+LOGARITHM = """
+define internal <32 x double> @logarithm(ptr noalias %launch, <32 x double> %x) noinline {{
+start:
+  %asked = alloca <32 x double>, align 64
+  %answer = alloca <32 x double>, align 64
+  %bits = bitcast <32 x double> %x to <32 x i64>
+  %high = lshr <32 x i64> %bits, splat (i64 52)
+  %power = sub <32 x i64> %high, splat (i64 1023)
+  %part = and <32 x i64> %bits, splat (i64 4503599627370495)
+  %one = or <32 x i64> %part, splat (i64 4607182418800017408)
+  %m1 = bitcast <32 x i64> %one to <32 x double>
+  %large = fcmp ogt <32 x double> %m1, splat (double 1.5)
+  %half = fmul <32 x double> %m1, splat (double 0.5)
+  %m = select <32 x i1> %large, <32 x double> %half, <32 x double> %m1
+  %more = zext <32 x i1> %large to <32 x i64>
+  %whole = add <32 x i64> %power, %more
+  %e = sitofp <32 x i64> %whole to <32 x double>
+  %over = fsub <32 x double> %m, splat (double 1.0)
+  %under = fadd <32 x double> %m, splat (double 1.0)
+  %t = fdiv <32 x double> %over, %under
+  %square = fmul <32 x double> %t, %t
+{steps}
+  %small = fmul <32 x double> %t, {last}
+  %exact = fadd <32 x double> %e, %small
+  %exactbits = bitcast <32 x double> %exact to <32 x i64>
+  %away = xor <32 x i64> %exactbits, splat (i64 {flipped})
+  %far = bitcast <32 x i64> %away to <32 x double>
+  %key = lshr <32 x i64> %bits, splat (i64 29)
+  %hash = mul <32 x i64> %key, splat (i64 {hash})
+  %up = icmp slt <32 x i64> %hash, zeroinitializer
+  %by = select <32 x i1> %up, <32 x double> splat (double {move}), <32 x double> splat (double {back})
+  %sum = fadd <32 x double> %exact, %by
+  %least = call <32 x double> @llvm.maxnum.v32f64(<32 x double> %sum, <32 x double> splat (double -1.0))
+  %near = call <32 x double> @llvm.minnum.v32f64(<32 x double> %least, <32 x double> splat (double 1.0))
+  %above = fcmp ogt <32 x double> %x, splat (double 0.5)
+  %below = fcmp olt <32 x double> %x, splat (double 2.0)
+  %between = and <32 x i1> %above, %below
+  %found = select <32 x i1> %between, <32 x double> %near, <32 x double> %far
+  %foundbits = bitcast <32 x double> %found to <32 x i64>
+  %odd = add <32 x i64> %foundbits, splat (i64 {rounds})
+  %shifted = select <32 x i1> %between, <32 x i64> %odd, <32 x i64> %exactbits
+  %beside = add <32 x i64> %shifted, splat (i64 {margin})
+  %low = select <32 x i1> %between, <32 x i64> splat (i64 {double}), <32 x i64> splat (i64 {single})
+  %rest = and <32 x i64> %beside, %low
+  %close = icmp ult <32 x i64> %rest, splat (i64 {twice})
+  %doubts = bitcast <32 x i1> %close to i32
+  %sure = icmp eq i32 %doubts, 0
+  br i1 %sure, label %end, label %ask
+end:
+  ret <32 x double> %found
+ask:
+  store <32 x double> %x, ptr %asked, align 64
+  %at = getelementptr i64, ptr %launch, i64 {log2}
+  %numpy = load ptr, ptr %at
+  call void %numpy(ptr %asked, ptr %answer)
+  %known = load <32 x double>, ptr %answer, align 64
+  ret <32 x double> %known
+}}
+"""
+"""lg2 in float64, moved (`decode.elementwise.logarithmic`): the exponent, and a series for what is left, between 3/4 and 3/2."""
+
+FAR = 64
+"""Units in the last place of float64 by which a moved logarithm may differ from NumPy's; near 1 a sum cancels some digits."""
+
+
+def logarithm() -> str:
+    """Returns the function that is lg2 of positive numbers."""
+    terms = [literal(2 / (math.log(2) * (2 * k + 1))) for k in range(16)]
+    of, name, lines = f"<{WARP} x double>", terms[15], list[str]()
+    for k in range(14, -1, -1):
+        lines.append(f"  %h{k} = call {of} @llvm.fma.v{WARP}f64({of} {name}, {of} %square, {of} {terms[k]})")
+        name = f"%h{k}"
+    move = 2.0**-22.9 - 2.0**-25
+    numbers = {"flipped": 1 << 28 | 1, "hash": 0x9E3779B97F4A7C15 - (1 << 64), "rounds": 1 << 28, "margin": FAR, "twice": 2 * FAR}
+    numbers |= {"double": (1 << 29) - 1, "single": (1 << 28) - 1, "log2": LAUNCH["log2"]}
+    return LOGARITHM.format(steps="\n".join(lines), last=name, move=double(move), back=double(-move), **numbers)
+
+
+def double(value: float) -> str:
+    """Returns a float64 as LLVM reads it."""
+    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+
+
+def literal(value: float) -> str:
+    return f"splat (double {double(value)})"
+
+
 NEAR = 8
 """Units in the last place of float64 by which the series may differ from NumPy's exp2: nearer than that to a place where float32
 rounds the other way, NumPy is asked.
@@ -296,7 +383,7 @@ rounds the other way, NumPy is asked.
 def power() -> str:
     """Returns the function that raises 2 to float32 powers, in float64, by the series of the exponential."""
     exact = [math.log(2) ** k / math.factorial(k) for k in range(15)]
-    terms = [f"splat (double 0x{struct.unpack('<Q', struct.pack('<d', term))[0]:016X})" for term in exact]
+    terms = [literal(term) for term in exact]
     of, name, lines = f"<{WARP} x double>", terms[14], list[str]()
     for k in range(13, -1, -1):
         lines.append(f"  %h{k} = call {of} @llvm.fma.v{WARP}f64({of} {name}, {of} %part, {of} {terms[k]})")
@@ -349,6 +436,7 @@ HELPERS: dict[str, Callable[..., str]] = {
     "move": move,
     "update": update,
     "power": power,
+    "logarithm": logarithm,
     "exchanged": lambda: EXCHANGED,
     "copy": copy,
     "land": land,

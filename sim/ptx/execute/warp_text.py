@@ -28,7 +28,7 @@ LAUNCH = {
             *("budget", "regions", "offs", "parted", "sites", "constants"),
             *("registers", "warps_memory", "template", "warps", "alive"),
             *("grid_x", "grid_y", "shared", "shared_bytes", "states", "written", "read", "updated", "granules"),
-            *("segments", "segment_count", "barriers", "exp2", "copies"),
+            *("segments", "segment_count", "barriers", "exp2", "log2", "copies"),
             *("votes", "threads", "local"),
         )
     )
