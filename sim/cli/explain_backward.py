@@ -97,11 +97,12 @@ def busy(launches: list[dict[str, float]]) -> Report:
     return {"tile_clocks": clocks, "bound_by": max(clocks, key=lambda name: clocks[name])}
 
 
-def cost(schedule: BackwardSchedule) -> Report:
-    """The bytes, memory and kernels of the pass, for JSON."""
+def cost(schedule: BackwardSchedule, **more: int) -> Report:
+    """The bytes, memory and kernels of the pass, for JSON; with `more` between them."""
     return {
         **taken(theory.traffic(schedule), "read_bytes", "write_bytes"),
         "extra_memory_bytes": schedule.workspace_bytes,
+        **more,
         "kernels": [kernel.name for kernel in schedule.kernels()],
     }
 
@@ -111,7 +112,8 @@ def way(schedule: Fa2BackwardSchedule) -> Report:
     p = schedule.problem
     dims = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
     products = sum(backward_clocks.main_fmas(*dims, launch, not schedule.deterministic) for launch in launches(p))
-    return cost(schedule) | {"fmas_a_score": products + (backward_clocks.query_fmas(*dims) if schedule.deterministic else 0)}
+    queries = backward_clocks.query_fmas(*dims) if schedule.deterministic else 0
+    return cost(schedule, fmas_a_score=products + queries)
 
 
 def show(report: Report, request: ProblemRequest, everything: bool) -> None:
