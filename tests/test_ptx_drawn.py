@@ -77,6 +77,17 @@ class Drawn:
                 self.lines += ["sub.u64 %o0, %o0, %sums;", "add.u64 %o0, %o0, %reals;"]
                 self.lines.append(self.filled("red.global.add.f32 [%o0], {x};"))
 
+    def private(self) -> None:
+        """A store to local memory and a load, somewhere in it; loads may read what nobody wrote."""
+        for how in ("st.local.u32 [%o0], {a};", "ld.local.u32 {d}, [%o0];"):
+            self.lines += [
+                self.filled("and.b32 %s0, {b}, 60;"),
+                "cvt.u64.u32 %o0, %s0;",
+                "mov.u64 %o1, depot;",
+                "add.u64 %o0, %o0, %o1;",
+            ]
+            self.lines.append(self.filled(how))
+
     def together(self) -> None:
         """Something that all lanes of a block do at once."""
         how = self.random.randrange(7)
@@ -111,6 +122,8 @@ class Drawn:
             self.load()
         if self.random.random() < 0.3:
             self.halves()
+        if self.random.random() < 0.3:
+            self.private()
         if not depth:
             return
         if self.random.random() < 0.5:
@@ -146,6 +159,7 @@ class Drawn:
 .reg .b64 %in, %out, %sums, %reals, %o<2>;
 .reg .pred %p<4>, %again;
 .shared .align 4 .b8 mine[512];
+.local .align 4 .b8 depot[64];
 ld.param.u64 %in, [in];
 ld.param.u64 %out, [out];
 ld.param.u64 %sums, [sums];
