@@ -44,6 +44,9 @@ class OtherNvrtc:
         self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), len(headers), texts, names)
         return program
 
+    def addNameExpression(self, program: ctypes.c_void_p, name: str) -> None:
+        self._call("nvrtcAddNameExpression", program, name.encode())
+
     def compileProgram(self, program: ctypes.c_void_p, options: Sequence[str]) -> None:
         given = (ctypes.c_char_p * len(options))(*(each.encode() for each in options))
         self._call("nvrtcCompileProgram", program, len(options), given)

@@ -13,13 +13,14 @@ from test_clock import A100, A6000, FAST, H100, NOTHING, clocks_of, code_of, req
 from cupyflash.launch.nvrtc import compile_to_cubin
 from cupyflash.sim.clock import recorded, sass
 from cupyflash.sim.clock.engines import Products
-from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
+from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel, IssueEvent
 from cupyflash.sim.clock.multiprocessor import IDLE, ClockedMultiprocessor, Cost, Issue
 from cupyflash.sim.clock.power import Power
 from cupyflash.sim.clock.rates import ChipRates, Constant
 from cupyflash.sim.clock.sass import Control
 from cupyflash.sim.clock.steps import of_halves, step_of
-from cupyflash.sim.clock.waits import PHASE, Key, Waits
+from cupyflash.sim.clock.traces import Tracer, arriving
+from cupyflash.sim.clock.waits import PHASE, Key, Signal, Waits
 from cupyflash.sim.clock.whole import Clock
 from cupyflash.sim.ptx import Module, TensorMap
 from cupyflash.sim.ptx.parameters import BoundArguments, BoundTensor, bind
@@ -306,6 +307,43 @@ def test_an_access_of_no_lane_takes_its_place_in_the_queue_and_no_wavefront() ->
         ends.append(run.run([[[Issue(0, cost)] * 40]]).ends[0])
         pipes.append(run.pipe)
     assert ends[0] == ends[1] > 60 and pipes[0] < pipes[1]
+
+
+def test_lanes_of_a_warp_that_arrive_at_an_mbarrier_do_so_one_after_another() -> None:
+    key, rates, code = Key(0, PHASE, 0, 0), ChipRates.of(H100), code_of(("SYNCS.ARRIVE.TRANS64.A1T0 R2, [R0], RZ", Control(1)))
+    found = arriving(IssueEvent(0, (0, 1, 2), signals=(Signal(0, key, True, False, 32), Signal(1, key, True, False))))
+    assert found == {0: Cost(31.0)}
+    pipes = []
+    for cost in (None, found[0]):
+        run = ClockedMultiprocessor([step_of(each, rates) for each in code], rates, FAST, 1)
+        run.run([[[Issue(0, cost, signals=((key, True, False),))] * 5]])
+        pipes.append(run.pipe)
+    assert pipes[0] == 0 and pipes[1] >= 5 * 31
+
+
+def test_the_l2_gives_a_line_once_to_multiprocessors_that_ask_for_it_at_a_time() -> None:
+    """As an H200 does: three arrays read by 44 multiprocessors each at 13,527 GB/s, arrays of their own at 9,819."""
+    tracer = Clock(ring(2, 8, 8)[0], H100).tracer
+    tracer.news = {0: 1.0, 1: 1 / 44, 2: 0.0}
+    assert [tracer.merged(at) for at in (0, 1, 2)] == pytest.approx([0, 43 * 0.005, 131 * 0.005])
+    assert 1 / (1 - tracer.merged(1)) == pytest.approx(13_527 / 9_819, rel=0.1)
+    assert Tracer(tracer.launch, ChipRates.of(A100), None, {}, tracer.news, 1).merged(1) == 0
+    code, rates = code_of(("LDG.E.128 R4, [R2.64]", Control(1, writes=0))), ChipRates.of(H100)
+    busy = []
+    for share in (0.0, 0.5):
+        run = ClockedMultiprocessor([step_of(each, rates) for each in code], rates, replace(FAST, l2_bytes=8.0), 1)
+        run.run([[[Issue(0, Cost(4.0, 2048.0, merged=share))] * 20]])
+        busy.append(run.l2)
+    assert busy[0] - busy[1] == pytest.approx(20 * 1024 / 8, rel=0.05)
+
+
+def test_a_cold_launch_may_find_a_part_of_its_arrays_in_the_l2() -> None:
+    shares = []
+    for warm in (0.0, 0.75):
+        clock = Clock(ring(2, 8, 8)[0], H100, cold=True)
+        clock.warm = warm * clock.footprint
+        shares.append(sum(clock.shares[0].values()))
+    assert shares[0] > 0 and shares[1] == pytest.approx(shares[0] / 4)
 
 
 def test_a_result_and_a_product_s_sums_wait_for_each_other() -> None:

@@ -20,8 +20,8 @@ from cupyflash.sim.clock import sass
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
-published, predicted, build, scores = (
-    importlib.import_module(f"published{name}") for name in ("", ".predicted", ".build", ".scores")
+published, predicted, build, nvrtc, scores = (
+    importlib.import_module(f"published{name}") for name in ("", ".predicted", ".build", ".nvrtc", ".scores")
 )
 LADDERS = published.ladders()
 CATALOGUE = {device.name: device for device in Device.catalogue()}
@@ -142,6 +142,7 @@ def test_a_step_takes_from_every_and_a_launch_from_its_step(tmp_path: Path) -> N
         ('name = "two"', 'name = "one"', "names differ"),
         ('timing = "events"', 'timing = "events"\nspeed = 3', "speed is 3, must be absent"),
         ('repository = "https', 'repository = "http', "repository is"),
+        ('version = "nvcc 12.4"', 'version = "nvcc 12.4"\napart = 1', "apart is 1, must be true or false"),
         ("[clock]", "[clock", "not TOML"),
     ],
 )
@@ -201,6 +202,43 @@ def test_a_step_s_kernel_is_found_and_timed(tmp_path: Path, capsys: pytest.Captu
 
 def result(measured: float, predicted: float, lowest: float | None = None, kind: str = "memory") -> Any:
     return scores.Result(measured, predicted, lowest or predicted, 0.9 * predicted, 1.1 * predicted, kind, "DRAM")
+
+
+HOST_AND_DEVICE = """\
+#include <iostream>
+#include <cstdint>
+#define TWICE(x) \\
+  (2 * (x))
+struct Pair { uint32_t a, b; };  // not of the host
+constexpr int LEAST{3};
+void check(cudaError_t error) { std::cout << error; }
+__device__ uint32_t sum(Pair pair) { return pair.a + pair.b; }
+template <int N> __global__ void one(uint32_t* y) { y[threadIdx.x] = sum({N, TWICE(LEAST)}); }
+template <int N> void launch_one(uint32_t* y) { one<N><<<1, 32>>>(y); check(cudaGetLastError()); }
+template void launch_one<32>(uint32_t* y);
+"""
+
+
+def test_a_source_is_built_by_another_nvrtc_without_its_host_s_functions(tmp_path: Path) -> None:
+    kept = nvrtc.device_code(HOST_AND_DEVICE)
+    assert [word in kept for word in ("TWICE(x)", "Pair {", "LEAST{3}", "sum(Pair", "void one(")] == [True] * 5
+    assert [word in kept for word in ("check", "launch_one", "of the host")] == [False] * 3
+    wheels = importlib.util.find_spec("nvidia")
+    folder = Path(next(iter(wheels.submodule_search_locations or ()))) if wheels else Path()
+    if not list(folder.rglob("libnvrtc.so*")):
+        pytest.skip("NVRTC is not from a wheel")
+    (tmp_path / "good.toml").write_text(GOOD.replace('needs = "CUDA', 'options = ["-O3", "-std=c++14"]\nneeds = "CUDA'))
+    (tmp_path / "one.cu").write_text(HOST_AND_DEVICE)
+    ladder, target = published.read(tmp_path / "good.toml"), tmp_path / "made" / "one.cubin"
+    assert build.build(tmp_path / "one.cu", target, ladder, ["one<32>"], [], folder) == ""
+    assert list(sass.read(target.read_bytes()).kernels) == ["_Z3oneILi32EEvPj"]
+    assert "two<32>" in build.build(tmp_path / "one.cu", target, ladder, ["two<32>"], [], folder)
+
+
+def test_figures_of_a_compiler_that_cannot_be_had_are_in_no_group_s_score() -> None:
+    results = {name: {"1 naive, 5120": result(1.0, 1.5)} for name in ("sgemm_steps_3090",)}
+    results["sgemm_a6000"] = {"1: Naive": result(1.0, 1.1)}
+    assert scores.of_class(results, "memory") == [list(results["sgemm_a6000"].values())]
 
 
 def test_scores_are_absolute_within_the_rates_and_after_one_factor() -> None:

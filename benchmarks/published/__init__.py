@@ -84,12 +84,16 @@ class Clock:
 
 @dataclass(frozen=True)
 class Compiler:
-    """The compiler that made the measured machine code, its options, and the headers that its source needs."""
+    """The compiler that made the measured machine code, its options, and the headers that its source needs.
+
+    `apart`: it cannot be had.
+    """
 
     version: str
     architecture: str
     options: tuple[str, ...]
     needs: str
+    apart: bool
     notes: tuple[str, ...]
 
 
@@ -107,6 +111,7 @@ class Ladder:
     compiler: Compiler
     timing: str
     series: int | None
+    warm: int | None
     spread: float | None
     unit: str
     counted: str
@@ -209,6 +214,7 @@ def read(path: Path) -> Ladder:
         compiler=compiler,
         timing=table.text("timing"),
         series=table.whole("series", None, least=1),
+        warm=table.whole("warm", None),
         spread=table.positive("spread", None),
         unit=unit,
         counted=counted,
@@ -236,7 +242,8 @@ def compiler_of(ladder: Table) -> Compiler:
     table = Table(ladder.path, "compiler", ladder.take("compiler"))
     architecture = table.text("architecture", like=r"sm_\d+a?")
     options, needs = table.texts("options"), table.text("needs", among=NEEDS)
-    compiler = Compiler(table.text("version"), architecture, options, needs, table.texts("notes"))
+    apart = table.take("apart", False, "true or false", lambda value: type(value) is bool)
+    compiler = Compiler(table.text("version"), architecture, options, needs, apart, table.texts("notes"))
     table.finish()
     return compiler
 

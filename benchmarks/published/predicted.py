@@ -128,7 +128,8 @@ def device_of(ladder: Ladder) -> Device:
 
 def clocks_of(ladder: Ladder, step: Step, folder: Path) -> list[Clock]:
     """The clocks of a step's launches at the highest rate of the ladder's file."""
-    file, cold, (low, high) = cubin_of(folder, ladder, step), "empties" in ladder.timing, ladder.clock.mhz
+    file, (low, high) = cubin_of(folder, ladder, step), ladder.clock.mhz
+    cold = "empties" in ladder.timing or ladder.warm is not None
     series = ladder.series * step.seconds if ladder.series else inf
     found = []
     for each in step.launches:
@@ -137,7 +138,7 @@ def clocks_of(ladder: Ladder, step: Step, folder: Path) -> list[Clock]:
         arguments = bound(each.arguments)
         launch = CodeLaunch(kernel(file, each.kernel), each.grid, each.block, arguments, each.shared or 0, cluster=each.cluster)
         found.append(Clock(launch, device_of(ladder), high, cold=cold))
-        found[-1].series, found[-1].locked = series, low == high
+        found[-1].series, found[-1].locked, found[-1].warm = series, low == high, ladder.warm or 0
     return found
 
 
@@ -145,10 +146,11 @@ def predict(ladder: Ladder, step: Step, clocks: Sequence[Clock]) -> Result:
     """Time a step's launches one after another, at both rates and over phases and assumed latencies."""
     times = [clock.time() for clock in clocks]
     slowest, longest = max(zip(clocks, times, strict=True), key=lambda each: each[1].seconds)
-    lowest = sum(clock.again(mhz=ladder.clock.mhz[0]).time().seconds for clock in clocks)
+    seconds = sum(each.seconds for each in times)
+    low, high = ladder.clock.mhz
+    lowest = seconds if low == high else sum(clock.again(mhz=low).time().seconds for clock in clocks)
     varied = [clock.spread() for clock in clocks]
     least, most = (sum(each[side] for each in varied) for side in (0, 1))
-    seconds = sum(each.seconds for each in times)
     return Result(step.seconds, seconds, lowest, least, most, kind_of(slowest, longest), longest.binds)
 
 

@@ -176,18 +176,22 @@ def near(ratios: Sequence[float]) -> int:
 
 
 def table(results: Results) -> str:
-    """The table of docs/clock.md: a row for each ladder, then for each group its uses and all of it, and for each class."""
+    """The table of docs/clock.md: a row for each ladder, then for each group its uses and all of it, and for each class; those of a
+    compiler that cannot be had apart."""
     known = {ladder.name: ladder for ladder in ladders()}
     groups = {(ladder.name, step.name): step.group for ladder in known.values() for step in ladder.steps}
     rows = [(f"`{name}`", known[name].use, Score([list(steps.values())])) for name, steps in results.items()]
     for group in dict.fromkeys(groups.values()):
         own = [
-            (known[name].use, [one for step, one in steps.items() if groups[name, step] == group])
+            (
+                "apart" if known[name].compiler.apart else known[name].use,
+                [one for step, one in steps.items() if groups[name, step] == group],
+            )
             for name, steps in results.items()
         ]
-        for use in USES:
+        for use in (*USES, "apart"):
             rows.append((f"{group}: {use}", "", Score([steps for its, steps in own if steps and its == use])))
-        rows.append((f"**{group}: all**", "", Score([steps for _, steps in own if steps])))
+        rows.append((f"**{group}: all but apart**", "", Score([steps for its, steps in own if steps and its != "apart"])))
     for kind in CLASSES:
         rows.append((f"class {kind}", "", Score(of_class(results, kind))))
     lines = [
@@ -207,8 +211,9 @@ def table(results: Results) -> str:
 
 
 def of_class(results: Results, kind: str) -> list[list[Result]]:
-    """The results of a class of kernels, by ladder."""
-    found = [[one for one in steps.values() if one.kind == kind] for steps in results.values()]
+    """The results of a class of kernels, by ladder, but for those whose compiler cannot be had."""
+    apart = {ladder.name for ladder in ladders() if ladder.compiler.apart}
+    found = [[one for one in steps.values() if one.kind == kind] for name, steps in results.items() if name not in apart]
     return [steps for steps in found if steps]
 
 

@@ -24,7 +24,8 @@ from .waits import Key
 class Cost(NamedTuple):
     """An access of a warp: clocks of the pipe to shared memory and L1; bytes that go to the L2, and of those to DRAM.
 
-    `asked`: of a copy, the bytes that its lanes ask for, and `tensor` the number of their tensor.
+    `asked`: of a copy, the bytes that its lanes ask for, and `tensor` the number of their tensor. `merged`: the share of the L2's
+    bytes that it gives once to several multiprocessors.
     """
 
     pipe: float
@@ -32,6 +33,12 @@ class Cost(NamedTuple):
     dram_bytes: float = 0.0
     asked: int = 0
     tensor: int = -1
+    merged: float = 0.0
+
+    @property
+    def given(self) -> float:
+        """Bytes that the L2 gives for this multiprocessor alone."""
+        return self.l2_bytes * (1 - self.merged)
 
 
 class Issue(NamedTuple):
@@ -323,7 +330,7 @@ class ClockedMultiprocessor:
         done = max(now + step.latency, self.pipe + step.latency - self.leave - step.bytes / 4)
         if cost.l2_bytes:
             self.port = max(self.port, self.pipe) + cost.l2_bytes / outside.port
-            self.l2 = max(self.l2, self.pipe) + cost.l2_bytes / outside.rate(step)
+            self.l2 = max(self.l2, self.pipe) + cost.given / outside.rate(step)
             self.dram = max(self.dram, self.pipe) + cost.dram_bytes / outside.dram_bytes
             arrives = max(self.port, self.l2 - self.lead, self.dram - self.lead)
             far = cost.dram_bytes / cost.l2_bytes
@@ -351,7 +358,11 @@ class ClockedMultiprocessor:
                 pending = warp.pending.setdefault(step.board, [])
                 pending[:] = [each for each in pending if each > now] + [warp.copies]
         elif act in (Act.BARRIER, Act.ARRIVE):
-            self.come(warp, issue, now)
+            comes = now
+            if act == Act.ARRIVE and issue.cost is not None:  # its lanes update one address
+                comes = self.pipe = self.served(max(self.pipe, now), issue.cost.pipe)
+                done = max(done, comes + step.latency)
+            self.come(warp, issue, comes)
             self.wait(warp, tuple((warp.block, key) for key, _, waits in issue.signals if waits))
         elif act == Act.PHASE:
             done = max(done, self.wait(warp, tuple((warp.block, key) for key, _, _ in issue.signals), behind=False))
@@ -416,7 +427,7 @@ class ClockedMultiprocessor:
         begins = max(self.bulk, now)
         self.bulk = begins + (self.added_apart if step.updates else self.bulk_apart)
         self.port = max(self.port, begins) + cost.pipe * WAVEFRONT / self.bulk_rate
-        self.l2 = max(self.l2, begins) + cost.l2_bytes / outside.rate(step)
+        self.l2 = max(self.l2, begins) + cost.given / outside.rate(step)
         self.dram = max(self.dram, begins) + cost.dram_bytes / outside.dram_bytes
         arrives = max(self.port, self.l2 - self.lead, self.dram - self.lead)
         if not issue.signals:  # a store: its source is free when it was read

@@ -21,7 +21,7 @@ from .memory import SPACES, tensor_of
 from .multiprocessor import IDLE, WAVEFRONT, Cost, Issue
 from .sass import Instruction
 from .steps import PRODUCTS
-from .traces import BRANCHES, Tracer
+from .traces import BRANCHES, Tracer, arriving
 from .waits import PHASE, Key
 
 BEFORE, BEHIND, MEASURED, PERIODS = 4, 2, 2, 4
@@ -126,10 +126,11 @@ class RevolutionRecorder:
 
     def note(self, event: IssueEvent, warps: Sequence[int], found: Sequence[Recording]) -> None:
         costs: Mapping[int, Cost] = self.tracer.costs(event) if event.access is not None else {}
+        costs = costs or arriving(event)
         idle = self.code[event.at].opcode in SPACES
         for warp in warps:
             recording = found[warp]
-            if costs or idle:
+            if warp in costs or idle:
                 recording.costs[len(recording.at)] = costs.get(warp, IDLE)
             recording.at.append(event.at)
         for signal in event.signals:
@@ -147,7 +148,8 @@ class RevolutionRecorder:
         asked = bulk.rows.size * bulk.length
         share = self.tracer.reach.get(at, 1.0)
         tensor = tensor_of(bulk.rows[0]) if bulk.rows.size else -1
-        recording.costs[position] = Cost(bulk.size / WAVEFRONT, asked, asked * share, asked, tensor)
+        merged = self.tracer.merged(at) if bulk.keys else 0.0
+        recording.costs[position] = Cost(bulk.size / WAVEFRONT, asked, asked * share, asked, tensor, merged)
         keys = {key._replace(block=block // self.cluster * self.cluster) for block, key in bulk.keys.items()}
         if keys:
             recording.signals[position] = tuple((key, True, False) for key in keys)

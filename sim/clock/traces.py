@@ -13,7 +13,7 @@ import numpy as np
 from .accesses import L1, SharedMemory, sectors_of
 from .execution import CodeLaunch, Index, IssueEvent
 from .lanes import Array
-from .memory import SPACES, tensor_of
+from .memory import ATOMICS, SPACES, STORES, tensor_of
 from .multiprocessor import IDLE, Cost, Issue
 from .rates import ChipRates
 from .sass import Instruction
@@ -63,6 +63,16 @@ def longest_loop(path: Sequence[int]) -> Loop | None:
         if 2 * left > len(path) and 1 / ALIKE_TURNS < ratio < ALIKE_TURNS:
             best = Loop(head, len(visits))
     return best
+
+
+def arriving(event: IssueEvent) -> Mapping[int, Cost]:
+    """Returns the costs of warps of which several lanes arrive at an mbarrier: they update one address, a wavefront each behind the
+    first (assumed: as atomics of one address).
+    """
+    lanes = Counter[int]()
+    for signal in event.signals:
+        lanes[signal.warp] += signal.lanes if signal.counts and not signal.waits else 0
+    return {warp: Cost(count - 1.0) for warp, count in lanes.items() if count > 1}
 
 
 class WaveFetches(NamedTuple):
@@ -136,6 +146,13 @@ class Tracer:
         self.shared = SharedMemory(rates)
         self.l1 = L1(rates, residents * launch.shared_bytes)
         self.rate, self.sector = rates["l1.rate"], int(rates["l1.sector"])
+        self.merging = rates["l2.merged"] if "l2.merged" in rates.constants else 0.0
+
+    def merged(self, at: int) -> float:
+        """Returns the share of a load's bytes that the L2 gives to several multiprocessors at once: all that ask for them are taken
+        to be in step."""
+        asking = 1 / max(self.news.get(at, 1.0), 1 / self.rates.device.sm_count)
+        return min(self.merging * (asking - 1), 1 - 1 / asking)
 
     def traces(self, blocks: Sequence[Index]) -> list[list[list[Issue]]]:
         """Runs blocks together; returns each one's traces, a warp each."""
@@ -158,12 +175,13 @@ class Tracer:
             met: dict[int, tuple[tuple[Key, bool, bool], ...]] = {}
             for signal in event.signals:
                 met[signal.warp] = (*met.get(signal.warp, ()), (signal.key, signal.counts, signal.waits))
+            arrivals = arriving(event)
             for warp in kept:
                 trace = traces[warp]
                 if trace and code[trace[-1].at].opcode in BRANCHES and trace[-1].at + 1 != event.at:
                     trace[-1] = trace[-1]._replace(taken=True)
                 if warp in met:
-                    trace.append(plain._replace(signals=met[warp]))
+                    trace.append(plain._replace(signals=met[warp], cost=arrivals.get(warp, nothing)))
                 else:
                     trace.append(Issue(event.at, costs[warp], mark=mark) if costs else plain)
         return [traces[k : k + warps] for k in range(0, len(traces), warps)]
@@ -183,6 +201,7 @@ class Tracer:
             return {warp: Cost(float(clocks[row])) if made[row] else IDLE for row, warp in enumerate(warps)}
         copied = [0] * len(warps) if access.to is None else self.shared.wavefronts(access.to).tolist()
         reach = self.reach.get(event.at, 1.0)
+        merged = 0.0 if i.opcode in (*STORES, *ATOMICS) else self.merged(event.at)
         found = {}
         for row, warp in enumerate(warps):
             if not made[row]:
@@ -193,7 +212,7 @@ class Tracer:
             tags, missed = self.l1.look_up(sectors, keeps(i))
             pipe = max(clocks[row], tags, copied[row], len(sectors) * self.sector / self.rate)
             asked = missed * self.sector
-            found[warp] = Cost(pipe, asked, asked * reach)
+            found[warp] = Cost(pipe, asked, asked * reach, merged=merged)
             if access.to is not None and lanes.any():
                 tensor = tensor_of(access.addresses[row][lanes][0])
                 found[warp] = found[warp]._replace(asked=int(lanes.sum()) * access.size, tensor=tensor)

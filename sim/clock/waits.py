@@ -32,12 +32,13 @@ class Key(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """A warp's part in a meeting."""
+    """A warp's part in a meeting; `lanes`: those that arrive at an mbarrier."""
 
     warp: int
     key: Key
     counts: bool
     waits: bool
+    lanes: int = 1
 
 
 @dataclass

@@ -89,11 +89,13 @@ class Clock:
     launch's bytes that come from DRAM, where it is known; else it is that of the blocks that the chip has first.
 
     Attributes to set: `series`, the seconds for which such launches follow each other without a pause (in the first milliseconds
-    power lowers the rate less), and `locked`, True if the rate is held at `mhz`, whatever the power.
+    power lowers the rate less), `locked`, True if the rate is held at `mhz`, whatever the power, and `warm`, the bytes of its
+    arrays that a cold launch finds in the L2 nevertheless.
     """
 
     series: float = inf
     locked: bool = False
+    warm: float = 0.0
 
     def __init__(
         self,
@@ -204,7 +206,8 @@ class Clock:
     def reach(self, loop: Loop | None) -> tuple[Mapping[int, float], Mapping[int, float]]:
         """Returns the share of each instruction's bytes that come from DRAM, and of those that no block has asked for before."""
         code = self.launch.kernel.instructions
-        if self.fits and not self.cold and self.footprint <= self.device.l2_bytes / self.rates["l2.halves"]:
+        stays = self.fits and not self.cold and self.footprint <= self.device.l2_bytes / self.rates["l2.halves"]
+        if stays and "l2.merged" not in self.rates.constants:
             return dict.fromkeys(range(len(code)), 0.0), {}  # nothing has to leave the L2, and it has all of it before
         size = prod(self.launch.cluster)
         count = min(self.blocks, self.device.sm_count * self.residents) // size * size
@@ -213,8 +216,9 @@ class Clock:
         if not self.fits:
             names = {at: self.launch.tensors[number].name for at, number in tensors.items()}
             return {at: self.dram.get(names.get(at, ""), share) for at, share in news.items()}, news
-        # It has all of it before, unless it was emptied.
-        missing = {at: share for at, share in news.items() if self.cold and code[at].opcode not in STORES}
+        # It has all of it before, unless it was emptied, or has a part only.
+        lost = max(1 - self.warm / self.footprint, 0.0) if self.cold else 0.0
+        missing = {at: share * lost for at, share in news.items() if lost and code[at].opcode not in STORES}
         return dict.fromkeys(range(len(code)), 0.0) | missing, news
 
     @cached_property
@@ -393,7 +397,7 @@ class Clock:
             found["shared memory and L1"] += step.fetched * times / GROUP_WARPS
             if issue.cost is not None:
                 found["shared memory and L1"] += issue.cost.pipe * times
-                found["L2"] += issue.cost.l2_bytes / self.outside.rate(step) * times
+                found["L2"] += issue.cost.given / self.outside.rate(step) * times
                 found["DRAM"] += issue.cost.dram_bytes / self.outside.dram_bytes * times
         return found
 
