@@ -17,6 +17,7 @@ from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
+from cupyflash.sim.clock import sass
 from cupyflash.tiling import DoesNotFit
 from suites import sample, sweep
 
@@ -406,6 +407,34 @@ def test_the_backward_s_json_is_what_is_planned(options: tuple[str, ...]) -> Non
     way = report["ways"]["deterministic" if own else "atomics"]
     assert (way["read_bytes"], way["write_bytes"]) == (form.read_bytes, form.write_bytes)
     assert way["kernels"] == [kernel.name for kernel in schedule.kernels()]
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(sass.disassembler() is None, reason="needs NVIDIA's disassemblers")
+@pytest.mark.parametrize("backward", [("--backward",), ()])
+def test_the_clock_s_time_and_lines_stand_beside_an_explanation(backward: tuple[str, ...]) -> None:
+    options = (
+        *backward,
+        "--seqlen",
+        "512",
+        "--head-dim",
+        "64",
+        "--heads",
+        "2",
+        "--device",
+        "H100-SXM",
+        "--algorithm",
+        "fa3",
+        "--time",
+    )
+    time = explained(*options)["time"]
+    names = [each["kernel"] for each in time["launches"]]
+    assert time["source"] == "clock" and ("fa3_backward" in names) == bool(backward) and time["seconds"] > 0
+    assert sum(line["share"] for line in time["lines"]) == pytest.approx(1)
+    own = [line for line in time["lines"] if line["file"].endswith("fa3_backward.cu" if backward else "fa3_forward.cu")]
+    assert own and all(line["text"] for line in own[:5])
+    assert "warps wait for" in cupyflash(*options).stdout
+    assert "predict --decode --time" in cupyflash("--decode", "--time").output
 
 
 def test_the_backward_s_clocks_are_those_of_its_products() -> None:

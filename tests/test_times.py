@@ -38,7 +38,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> Any:
         raise RuntimeError(REASON)
 
-    monkeypatch.setattr("cupyflash.sim.clock.predicted.clocks", refused)
+    monkeypatch.setattr("cupyflash.sim.clock.predicted.loaded_clocks", refused)
 
 
 def told(*options: str) -> Result:

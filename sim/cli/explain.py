@@ -11,6 +11,7 @@ from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, fa3_tiles, plan, plan_backward
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3, explain_fa3_backward
+from cupyflash.sim.cli.models import Timing, show_models
 from cupyflash.sim.cli.request import ProblemRequest, requested
 from cupyflash.sim.cli.show import flat, say, show_balance, show_tiling, taken, tell, tiling_report
 from cupyflash.sim.names import NAMES
@@ -20,15 +21,18 @@ BACKWARD_WAYS = {"fa2": explain_backward, "fa3": explain_fa3_backward}
 
 
 @requested
-def explain(request: ProblemRequest, everything: bool, as_json: bool) -> None:
+def explain(request: ProblemRequest, everything: bool, with_time: bool, as_json: bool) -> None:
     """Tell which tile is run, and why."""
     if request.backward and request.algorithm not in BACKWARD_WAYS:
         raise click.BadParameter(f"--backward explains fa2 and fa3, got {request.algorithm!r}", param_hint="--algorithm")
     schedule = request.schedule()
     if isinstance(schedule, DecodeSchedule):
+        if with_time:
+            raise click.UsageError("--time is not for --decode: `cupyflash predict --decode --time` tells it")
         explain_decode.explain(request, schedule, as_json)
         return
     of, device, problem = way(request), request.device, request.problem
+    timed = Timing(with_time, None, None).report_of(request)
     found = of.explanation(schedule, request)
     rates = {name: found.pop(name) for name in ("fmas_a_clock", "float32_fmas_a_clock")}
     report = {
@@ -43,6 +47,7 @@ def explain(request: ProblemRequest, everything: bool, as_json: bool) -> None:
         "traffic": theory.traffic(schedule).as_dict(),
         "flops": problem.backward_flops if request.backward else problem.flops,
     }
+    report |= {"time": timed} if timed else {}
     tell(report, as_json, show, request, everything)
 
 
@@ -87,6 +92,7 @@ def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> N
         f"{' --backward' * request.backward} tells them by tensor); {passing[0]} of one head are read by its {passing[1]} "
         f"blocks, each those that it sees, so that most of these are L2's. Arithmetic: {report['flops']:,} FLOP, nothing skipped"
     )
+    show_models(report)
 
 
 def which(request: ProblemRequest) -> str:

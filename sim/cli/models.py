@@ -96,6 +96,8 @@ def said_of(cache: dict[str, Any], slots: Sequence[int], grids: Sequence[int]) -
 
 # -- time --------------------------------------------------------------------------------------------------------------------
 
+MOST_LINES = 8
+"""Lines of the longest launch that are shown."""
 CLOCK_SECONDS = 15.0
 """Seconds that the clock takes for a call, with its compilation: 13 to 17 s of one core (`/usr/bin/time cupyflash predict --time`,
 N 4,096, d 64 and 128, forward and backward, on an A100 and an H100, nothing compiled before)."""
@@ -145,6 +147,7 @@ class Timing:
 
 def show_time(report: dict[str, Any]) -> None:
     """Show a report as text."""
+    from cupyflash.sim.cli.time import show_lines
     from cupyflash.sim.clock.known import KnownError
 
     seconds, peak, binds = report["seconds"], report["peak_flops_a_second"], report["binds"]
@@ -162,6 +165,8 @@ def show_time(report: dict[str, Any]) -> None:
         click.echo()
         limits = [(name, f"{min(each, 1):.0%}") for name, each in report["busy"].items()]
         show_table(("limit", "share of the time"), limits)
+        click.echo()
+        show_lines(report["lines"][:MOST_LINES])
     for each in report["measured"]:
         click.echo()
         waited = "; the device may have waited for the host" if each["exposed"] else ""

@@ -145,10 +145,14 @@ def _show(found: Values, count: int) -> None:
     say(f"{found['residents']} blocks a multiprocessor at once, {found['rounds']:,.1f} rounds; run: {found['sampled']}")
     show_table(("limit", "share of the time"), [(name, f"{min(share, 1):.0%}") for name, share in found["busy"].items()])
     click.echo()
-    rows = [_row(line) for line in found["lines"][:count]]
-    show_table(("line", "source", "us", "share", "warps wait for"), rows, left=(0, 1, 4))
+    show_lines(found["lines"][:count])
     if "against" in found:
         _show_change(found["against"], found["seconds"], count)
+
+
+def show_lines(lines: Sequence[Values]) -> None:
+    """Show the lines of `to_dict`s as text."""
+    show_table(("line", "source", "us", "share", "warps wait for"), [_row(line) for line in lines], left=(0, 1, 4))
 
 
 def _row(line: Values) -> tuple[str, ...]:

@@ -29,7 +29,14 @@ from .whole import Clock
 
 
 def clocks(schedule: TileSchedule, mhz: float | None = None, given: Values = NOTHING_GIVEN) -> Iterator[Clock]:
-    """Yields the clock of each of a schedule's launches on its device, in their order.
+    """Yields the clocks of `loaded_clocks`."""
+    return (clock for clock, _ in loaded_clocks(schedule, mhz, given))
+
+
+def loaded_clocks(
+    schedule: TileSchedule, mhz: float | None = None, given: Values = NOTHING_GIVEN
+) -> Iterator[tuple[Clock, LoadedLaunch]]:
+    """Yields each of a schedule's launches on its device with its clock, in their order.
 
     `given`: values that score and mask functions capture, by name; others are drawn. ValueError for packed sequences; raises as
     `Clock` does, RuntimeError without a disassembler.
@@ -43,7 +50,8 @@ def clocks(schedule: TileSchedule, mhz: float | None = None, given: Values = NOT
         if not kernel.grid:
             continue
         period = period_of(walk, kernel, schedule)
-        yield Clock(launched(kernel, schedule, fields).launch, schedule.device, mhz, period=period, dram=dram)
+        loaded = launched(kernel, schedule, fields)
+        yield Clock(loaded.launch, schedule.device, mhz, period=period, dram=dram), loaded
         if isinstance(walk, Totals):  # it makes what the next one reads: the queue of its blocks
             with suppress(l2.TooLong):  # then the share is that of the blocks that the chip has first
                 dram = dram_shares(schedule)
@@ -82,7 +90,7 @@ def launched(kernel: Kernel, schedule: Schedule, given: Values) -> LoadedLaunch:
     code, bound = CubinKernel.of(cubin, kernel.name), arguments(kernel, schedule, given)
     # An exit by numbers is that of rows whose L is not large (row_bases.cu).
     launch = CodeLaunch(code, (kernel.grid,), (kernel.threads,), bound, kernel.shared_bytes, lambda i: i.opcode == "EXIT")
-    return LoadedLaunch(launch, cubin, {})
+    return LoadedLaunch(launch, cubin, {made.name: made.source})
 
 
 def arguments(kernel: Kernel, schedule: Schedule, given: Values) -> BoundArguments:

@@ -14,8 +14,11 @@ from cupyflash.sim.numbers.yardstick import NOTHING_GIVEN
 from cupyflash.sim.theory.visits import scores_of
 
 from .known import CLOCK, PLANNER, KnownError, known_error, own_error
-from .planned import clocks
-from .whole import Time
+from .lines import TimedLine
+from .loaded import LoadedLaunch
+from .planned import loaded_clocks
+from .timed import lines_at
+from .whole import Clock, Time
 
 MOST_RUN = 3_000_000
 """The most instructions of machine code that a run of some blocks takes, of all warps that go together: one to two minutes."""
@@ -36,7 +39,7 @@ class Prediction:
     longest launch's class.
 
     `launches`: none by the planner; then `why` says why not by the clock. `flops`: of the products of all scores that position
-    leaves.
+    leaves. `lines`: those at which warps of the longest launch spend its time, the longest first.
     """
 
     seconds: float
@@ -44,6 +47,7 @@ class Prediction:
     known: Sequence[KnownError]
     launches: Sequence[LaunchTime] = ()
     why: str = ""
+    lines: Sequence[TimedLine] = ()
 
     @property
     def source(self) -> str:
@@ -78,7 +82,8 @@ class Prediction:
         ]
         head = {"modelled": True, "source": self.source, "why": self.why, "seconds": self.seconds, "binds": self.binds}
         rates = {"busy": self.busy, "flops": self.flops, "flops_a_second": self.rate}
-        return {**head, **rates, "known_errors": [asdict(each) for each in self.known], "launches": launches}
+        known, lines = [asdict(each) for each in self.known], [line.to_dict() for line in self.lines]
+        return {**head, **rates, "known_errors": known, "launches": launches, "lines": lines}
 
 
 def predicted(schedule: TileSchedule, given: Mapping[str, Any] = NOTHING_GIVEN) -> Prediction:
@@ -91,15 +96,19 @@ def predicted(schedule: TileSchedule, given: Mapping[str, Any] = NOTHING_GIVEN) 
     flops = require_work(schedule)
     try:
         launches = []
-        for clock in clocks(schedule, given=given):
+        longest: tuple[Clock, LoadedLaunch] | None = None
+        for clock, loaded in loaded_clocks(schedule, given=given):
             clock.launch.most = MOST_RUN
             time = clock.time()
             launches.append(LaunchTime(clock.launch.kernel.name, time, known_error(clock, time)))
+            if longest is None or time.seconds > longest[0].time().seconds:
+                longest = clock, loaded
+        assert longest is not None
+        lines = lines_at(*longest)
     except (ImportError, RuntimeError, ValueError) as error:
         return formula_of(schedule, flops, str(error))
-    longest = max(launches, key=lambda each: each.time.seconds)
-    known = longest.known, own_error(CLOCK, direction_of(schedule))
-    return Prediction(sum(each.time.seconds for each in launches), flops, known, launches)
+    known = known_error(longest[0], longest[0].time()), own_error(CLOCK, direction_of(schedule))
+    return Prediction(sum(each.time.seconds for each in launches), flops, known, launches, lines=lines)
 
 
 def formula_of(schedule: TileSchedule, flops: int, why: str) -> Prediction:

@@ -60,7 +60,13 @@ def timed(
     clock = Clock(loaded.launch, device, mhz, cold=cold)
     foretold(SECONDS + ISSUE_SECONDS * sum(len(trace) for block in clock.traces for trace in block))
     time, kernel = clock.time(), loaded.launch.kernel
-    where = places(loaded.cubin, kernel.name)
-    lines = lines_of(stalls(clock), kernel.instructions, where, time.seconds, loaded.sources)
+    lines = lines_at(clock, loaded)
     dram = min(time.busy["DRAM"], 1) * (device.hbm_bandwidth or 0) * clock.rates["dram.read"]
     return Timed(kernel.name, device.name, time, dram, known_error(clock, time), lines)
+
+
+def lines_at(clock: Clock, loaded: LoadedLaunch) -> list[TimedLine]:
+    """Returns the lines at which warps spend a launch's time, longest first."""
+    kernel = loaded.launch.kernel
+    where = places(loaded.cubin, kernel.name)
+    return lines_of(stalls(clock), kernel.instructions, where, clock.time().seconds, loaded.sources)

@@ -312,12 +312,19 @@ def sweep(**given: Any) -> None:
         "cupyflash explain --seqlen 512 --dtype float32 --all",
         "cupyflash explain --tiling 64x32",
         "cupyflash explain --backward --head-dim 128 --heads 16",
+        "cupyflash explain --backward --head-dim 128 --device H100-SXM --time",
         "cupyflash explain --decode --batch 4 --seqlen-k 32768 --device H100-SXM",
     )
 )
 @problem_options(seqlen=4096, head_dim=64, algorithms=("auto", "fa2", "fa3", "decode"), backward=True, decode={})
 @click.option(
     "--all", "everything", is_flag=True, help="List every runner-up and every rejected tile, instead of a few and a count."
+)
+@click.option(
+    "--time",
+    "with_time",
+    is_flag=True,
+    help="Time the kernels, by the clock that runs the machine code (some seconds), and tell at which lines warps wait.",
 )
 @AS_JSON
 def explain(**given: Any) -> None:
@@ -326,7 +333,7 @@ def explain(**given: Any) -> None:
     `attention` runs FlashAttention-2 by default; on a Hopper FlashAttention-3, if it accepts the call and the model predicts it to
     be faster. The output says which, and why. Neither's tile is the paper's Bc = ceil(M / 4d): both are shown. Every configuration
     of the kernel is a candidate: it is rejected with a reason, or a model of one multiprocessor gives the clocks of its tiles. The
-    times are the model's, none measured. Needs neither compiler nor GPU.
+    times are the model's, none measured. Needs neither compiler nor GPU; --time needs the extra `clock`.
 
     With --backward, the gradients' kernels: blocks in their order of preference, and the cost of dQ by atomics or deterministic.
 
