@@ -107,8 +107,9 @@ def kernel(file: Path, name: str) -> CubinKernel:
     cubin = file.read_bytes()
     mangled = list(sass.read(cubin).kernels)
     shown = subprocess.run(["c++filt", *mangled], capture_output=True, text=True, check=True).stdout.splitlines()
-    numbered = re.sub(r"\bk[A-Z]\w*|\b[A-Z]\w*::\w+", r"\\d+", re.escape(plain(name)))  # c++filt shows an enumerator as its number
-    wanted = re.compile(rf"(void)?{numbered}(\(|$)")
+    own, _, behind = re.escape(plain(name)).partition("<")
+    numbered = re.sub(r"\bk[A-Z]\w*|\b[A-Z]\w*::\w+", r"\\d+", behind)  # c++filt shows an enumerator as its number
+    wanted = re.compile(rf"(void)?{own}{'<' * bool(behind)}{numbered}(\(|$)")
     for symbol, told in zip(mangled, shown, strict=True):
         if wanted.match(plain(told)):
             return CubinKernel.of(cubin, symbol)

@@ -358,11 +358,7 @@ class ClockedMultiprocessor:
                 pending = warp.pending.setdefault(step.board, [])
                 pending[:] = [each for each in pending if each > now] + [warp.copies]
         elif act in (Act.BARRIER, Act.ARRIVE):
-            comes = now
-            if act == Act.ARRIVE and issue.cost is not None:  # its lanes update one address
-                comes = self.pipe = self.served(max(self.pipe, now), issue.cost.pipe)
-                done = max(done, comes + step.latency)
-            self.come(warp, issue, comes)
+            self.come(warp, issue, now)
             self.wait(warp, tuple((warp.block, key) for key, _, waits in issue.signals if waits))
         elif act == Act.PHASE:
             done = max(done, self.wait(warp, tuple((warp.block, key) for key, _, _ in issue.signals), behind=False))

@@ -21,7 +21,7 @@ from .memory import SPACES, tensor_of
 from .multiprocessor import IDLE, WAVEFRONT, Cost, Issue
 from .sass import Instruction
 from .steps import PRODUCTS
-from .traces import BRANCHES, Tracer, arriving
+from .traces import BRANCHES, Tracer
 from .waits import PHASE, Key
 
 BEFORE, BEHIND, MEASURED, PERIODS = 4, 2, 2, 4
@@ -126,11 +126,10 @@ class RevolutionRecorder:
 
     def note(self, event: IssueEvent, warps: Sequence[int], found: Sequence[Recording]) -> None:
         costs: Mapping[int, Cost] = self.tracer.costs(event) if event.access is not None else {}
-        costs = costs or arriving(event)
         idle = self.code[event.at].opcode in SPACES
         for warp in warps:
             recording = found[warp]
-            if warp in costs or idle:
+            if costs or idle:
                 recording.costs[len(recording.at)] = costs.get(warp, IDLE)
             recording.at.append(event.at)
         for signal in event.signals:

@@ -70,8 +70,7 @@ class SyncWork:
             arrivals = int(given.sum()) if counts == "R" else len(at) * int(counts)
             tx = int(given.view(np.int32).sum()) if bytes_ == "R" else 0 if bytes_ == "X" else len(at) * int(bytes_)
             key = waits.arrive(place, arrivals, tx)
-            warps = zip(*(each.tolist() for each in np.unique(at // WARP, return_counts=True)), strict=True)
-            signals += [Signal(warp, key, True, False, lanes) for warp, lanes in warps]
+            signals += [Signal(warp, key, True, False) for warp in np.unique(at // WARP).tolist()]
         if self.result != "RZ":
             lanes.write(neighbour(self.result), token, active)
         return tuple(signals)

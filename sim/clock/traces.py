@@ -65,16 +65,6 @@ def longest_loop(path: Sequence[int]) -> Loop | None:
     return best
 
 
-def arriving(event: IssueEvent) -> Mapping[int, Cost]:
-    """Returns the costs of warps of which several lanes arrive at an mbarrier: they update one address, a wavefront each behind the
-    first (assumed: as atomics of one address).
-    """
-    lanes = Counter[int]()
-    for signal in event.signals:
-        lanes[signal.warp] += signal.lanes if signal.counts and not signal.waits else 0
-    return {warp: Cost(count - 1.0) for warp, count in lanes.items() if count > 1}
-
-
 class WaveFetches(NamedTuple):
     """By instruction the share of its bytes that no block has asked for before, and the number of the tensor that it reaches."""
 
@@ -175,13 +165,12 @@ class Tracer:
             met: dict[int, tuple[tuple[Key, bool, bool], ...]] = {}
             for signal in event.signals:
                 met[signal.warp] = (*met.get(signal.warp, ()), (signal.key, signal.counts, signal.waits))
-            arrivals = arriving(event)
             for warp in kept:
                 trace = traces[warp]
                 if trace and code[trace[-1].at].opcode in BRANCHES and trace[-1].at + 1 != event.at:
                     trace[-1] = trace[-1]._replace(taken=True)
                 if warp in met:
-                    trace.append(plain._replace(signals=met[warp], cost=arrivals.get(warp, nothing)))
+                    trace.append(plain._replace(signals=met[warp]))
                 else:
                     trace.append(Issue(event.at, costs[warp], mark=mark) if costs else plain)
         return [traces[k : k + warps] for k in range(0, len(traces), warps)]

@@ -32,13 +32,12 @@ class Key(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """A warp's part in a meeting; `lanes`: those that arrive at an mbarrier."""
+    """A warp's part in a meeting."""
 
     warp: int
     key: Key
     counts: bool
     waits: bool
-    lanes: int = 1
 
 
 @dataclass
