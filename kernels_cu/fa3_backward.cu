@@ -15,7 +15,7 @@
 //   PING_PONG   whether warpgroups issue their products in turns
 //   ORDERED     whether dQ is summed in one order
 //   CAUSAL, WINDOW, PADDED, BIAS  0 or 1: mask.cuh     COPY_BYTES, SINKS  fa2_backward_rows.cuh
-//   MASK, TILES mask_function.cuh, block_mask.cuh      DBIAS      whether the gradient of the bias is summed, by atomics
+//   MASK, TILES, SCORE  mask_function.cuh, block_mask.cuh, score.cuh      DBIAS      whether the gradient of the bias is summed, by atomics
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 //   DROPOUT     whether weights are dropped: dropout.cuh
 #define SUB BR
@@ -42,6 +42,8 @@ constexpr bool NUMBERED = VARLEN && (DROPOUT || MASK);  // whether a packed sequ
 static_assert(!(SKIPS && ORDERED), "a thread block waits for all those of its head before it");
 static_assert(STAGES == 2, "dS of a turn and of the one before, by their slots");
 static_assert(BR == 64 * (BY_ROWS ? CONSUMERS : 1) && K_SLABS <= (BY_ROWS ? 1 : CONSUMERS), "a part of dQ a warpgroup");
+// Whether dP^T is begun behind P^T: what makes that of scaled scores takes registers.
+constexpr bool LATE = SCALED && D_PAD + DV_PAD > 128;
 constexpr int dQ_COLS = D_PAD < 64 ? D_PAD : 64;
 
 // Shared memory: addresses
@@ -234,6 +236,7 @@ __device__ __forceinline__ void produce_bases(const Params& p, const Shared& s, 
     for (int n = 0; n < BR / 32; n++) {
       large |= 32 * n < rows && is_large(L[n]);
       store_shared(s.offsets + at + 128 * n, L[n] == NEG_INF ? 0.f : L[n] * -UNIT);  // 0 where nothing is seen and scores are -inf
+      if constexpr (SCALED) store_shared(s.origins + at + 128 * n, 0.f);  // which scaled scores take, large or not
     }
     large = __any_sync(~0u, large);
     if (large) {
@@ -380,6 +383,19 @@ __device__ __forceinline__ void release(unsigned empty) {
   if (threadIdx.x % 32 == 0) arrive(empty);
 }
 
+// The elements of a bias that each_score_transposed visits, one after the other: one address, since registers are scarce
+template <class At> struct InTurn {
+  At at;
+  long long row, col;
+  __device__ __forceinline__ InTurn(At first, long long row_stride, long long col_stride, int first_row, int first_key)
+      : at(first + first_row * row_stride + first_key * col_stride), row(row_stride), col(col_stride) {}
+  __device__ __forceinline__ At next(int n, int e) {
+    const At now = at;
+    at = unknown(at + ((e % 2 ? 7 : 1) * row + (n == BR / 8 - 1 && e == 1 ? 8 * col - BR * row : 0)));
+    return now;
+  }
+};
+
 struct Consumer {
   const Shared& s;
   int group, thread;  // of the warpgroup; kept, since asking for it takes longer than a turn has
@@ -387,7 +403,8 @@ struct Consumer {
   Slot slot;          // of the Q and dO block of this turn
 
   float dK[D_PAD / 8][4], dV[DV_PAD / 8][4];
-  float S[BR / 8][4], dP[BR / 8][4];    // transposed; then P and dS
+  float S[BR / 8][4], dP[BR / 8][4];    // transposed; then P, with a score function times its derivative, and dS
+  float slopes[BR / 8][4];              // that derivative, where P is wanted without it
   unsigned P[BR / 16][4], dS[BR / 16][4];  // transposed and rounded: an accumulator's layout is that of a factor
 
   // Fragments of a tile's rows: K and V of this warpgroup's 64 keys, all rows of Q and dO
@@ -402,12 +419,14 @@ struct Consumer {
     commit_products();
   }
   // S^T = K_j Q_i^T
-  __device__ __forceinline__ void multiply_scores(Slot at) {
+  template <bool NOW = true> __device__ __forceinline__ void multiply_scores(Slot at) {
+    if constexpr (!NOW) return;
     wait_for(s.Q_full + 8 * at.index, at.parity);
     multiply_rows<HEAD_DIM, BC>(S, Operand::rows(s.K) + unknown(group) * 64 * SLAB_ROW, Operand::rows(s.Q) + at.index * Q_BYTES);
   }
   // dP^T = V_j dO_i^T
-  __device__ __forceinline__ void multiply_output_gradients() {
+  template <bool NOW> __device__ __forceinline__ void multiply_output_gradients() {
+    if constexpr (!NOW) return;
     wait_for(s.dO_full + 8 * slot.index, slot.parity);
     multiply_rows<VALUE_DIM, BC>(dP, Operand::rows(s.V) + unknown(group) * 64 * SLAB_ROW, Operand::rows(s.dO) + slot.index * dO_BYTES);
   }
@@ -427,23 +446,40 @@ struct Consumer {
   }
   // The first of this lane's two keys
   __device__ __forceinline__ int first_key(int j) const { return j * BC + group * 64 + thread / 32 * 16 + thread % 32 / 4; }
+  // The same of scaled scores, which a function or a bias changes, score by score: P^T is rounded at once, so that S may be as said above.
+  __device__ __forceinline__ void weigh_scaled(const Masks& masks, int i, int j, int Nq, bool asks) {
+    const unsigned rows = slot.index * (BR * 4) + thread % 4 * 8;
+    float2 offset, origin;
+    float before;
+    InTurn<Bias> bias(masks.bias, masks.bias_row, masks.bias_col, i * BR + thread % 4 * 2, first_key(j));
+    wait_for_products<LATE ? 0 : 1>(S);
+    each_score_transposed<BR / 8>(masks, first_key(j), i * BR, Nq, [&](int n, int e, int row, int key, bool seen) {
+      if (e % 2 == 0) offset = load_pair(s.offsets + rows + 32 * n), origin = load_pair(s.origins + rows + 32 * n);
+      Scored scored = {};
+      if (seen || !SCORE_LOADS) scored = scored_at(masks, {}, __fmul_rn(S[n][e], SCORE ? masks.p->scale : factor), row, key, Nq);
+      float score = (SCORE ? UNIT : 1.f) * scored.value;  // rounded as scale_and_mask does
+      if constexpr (BIAS) {
+        const Bias at = bias.next(n, e);
+        if (seen) score = fmaf(UNIT, load_in_place(at), score);
+      }
+      if constexpr (MASK) {
+        if (seen && asks) seen = mask_says(masks, {}, row, key, Nq);
+      }
+      const float weight = seen ? exp2_of(score - (e % 2 ? origin.y : origin.x) + (e % 2 ? offset.y : offset.x)) : 0.f;
+      S[n][e] = DBIAS ? weight : of_given_score(weight, scored.slope);
+      if constexpr (DBIAS) slopes[n][e] = scored.slope;
+      if (e % 2) P[n / 2][n % 2 * 2 + e / 2] = pack(Element(), before, weight);
+      before = weight;
+    });
+  }
   // P^T = exp(S^T - L), as soon as S^T is there
   __device__ __forceinline__ void weigh(const Masks& masks, int i, int j, int Nq, bool whole, bool asks) {
+    if constexpr (SCALED) return weigh_scaled(masks, i, j, Nq, asks);
     float2 offset[BR / 8];
-    if constexpr (!BIAS) load_rows(offset, s.offsets);  // later where there is a bias, which takes the registers
+    load_rows(offset, s.offsets);
     int large;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(large) : "r"(s.large + 4 * slot.index) : "memory");
     wait_for_products<1>(S);
-    if constexpr (BIAS) {
-      Bias bias = masks.bias + (i * BR + thread % 4 * 2) * masks.bias_row + first_key(j) * masks.bias_col;  // of the next score
-      each_score_transposed<BR / 8>(masks, first_key(j), i * BR, Nq, [&](int n, int e, int, int, bool seen) {
-        S[n][e] = __fmul_rn(S[n][e], factor);  // rounded as scale_and_mask does
-        if (seen) S[n][e] = fmaf(UNIT, load_in_place(bias), S[n][e]);
-        bias += (e % 2 ? 7 : 1) * masks.bias_row;
-        if (n == BR / 8 - 1 && e == 1) bias += 8 * masks.bias_col - BR * masks.bias_row;
-      });
-      load_rows(offset, s.offsets);
-    }
     if (large) {
 #pragma unroll
       for (int n = 0; n < BR / 8; n++) {
@@ -463,26 +499,61 @@ struct Consumer {
 #pragma unroll
     for (int n = 0; n < BR / 8; n++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) S[n][e] = exp2_of(fmaf(S[n][e], BIAS ? 1.f : factor, e % 2 ? offset[n].y : offset[n].x));
+      for (int e = 0; e < 4; e++) S[n][e] = exp2_of(fmaf(S[n][e], factor, e % 2 ? offset[n].y : offset[n].x));
+  }
+  // Which of the weights of scaled scores are kept, a bit each, since P is rounded and S has a sign of its own; by a loop that is not
+  // unrolled: Philox's numbers would take registers.
+  static __device__ __forceinline__ unsigned find_kept(const Dropout& dropout, int key0, int row0) {
+    unsigned kept = 0;
+#pragma unroll 1
+    for (int n = BR / 8 - 4; n >= 0; n -= 4) {
+      float weights[4][4];
+      each_weight_transposed<true>(weights, dropout, key0, row0 + 8 * n, [&](float&, bool keeps) { kept = kept << 1 | keeps; });
+    }
+    return kept;
+  }
+  static __device__ __forceinline__ bool is_kept(unsigned kept, int n, int e) {
+    return kept >> (n / 4 * 16 + 15 - (e % 2 * 8 + n % 4 * 2 + e / 2)) & 1;  // from the last that was found
   }
   // dS^T = P^T * (dP^T - D), as soon as dP^T is there: not before it are there registers for the random numbers of P^T.
   __device__ __forceinline__ void find_score_gradients(const Dropout& dropout, int i, int j) {
     float2 D[BR / 8];
+    const int key = j * BC + group * 64 + thread / 32 * 16;
+    unsigned kept = 0;
+    if constexpr (DROPOUT && SCALED) {
+      kept = find_kept(dropout, key, i * BR);
+#pragma unroll
+      for (int n = 0; n < BR / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          if (!is_kept(kept, n, e)) P[n / 2][n % 2 * 2 + e / 2] &= e % 2 ? 0xffffu : 0xffff0000u;
+    }
+    multiply_output_gradients<LATE>();
     if constexpr (!DROPOUT) load_rows(D, s.D);
     wait_for_products<0>(dP);
     if constexpr (DROPOUT) {
-      each_weight_transposed<true>(S, dropout, j * BC + group * 64 + thread / 32 * 16, i * BR, MarkDropped());
+      if constexpr (!SCALED) each_weight_transposed<true>(S, dropout, key, i * BR, MarkDropped());
       load_rows(D, s.D);
     }
 #pragma unroll
     for (int n = 0; n < BR / 8; n++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) dP[n][e] = score_gradient(S[n][e], dP[n][e], e % 2 ? D[n].y : D[n].x, dropout.scale);
+      for (int e = 0; e < 4; e++) {
+        const float d = e % 2 ? D[n].y : D[n].x;
+        if constexpr (SCALED) {
+          if constexpr (DROPOUT) dP[n][e] *= is_kept(kept, n, e) ? dropout.scale : 0.f;
+          dP[n][e] = S[n][e] * (dP[n][e] - d);
+        } else {
+          dP[n][e] = score_gradient(S[n][e], dP[n][e], d, dropout.scale);
+        }
+      }
   }
   // The bias is added to scaled scores, for each query head by itself.
   __device__ __forceinline__ void add_bias_gradients(const Masks& masks, float* sums, int i, int j, int Nq) const {
-    each_score_transposed<BR / 8>(masks, first_key(j), i * BR, Nq, [&](int n, int e, int row, int key, bool seen) {
-      if (seen) atomicAdd(sums + row * masks.p->dbias.row + key * masks.p->dbias.col, dP[n][e]);
+    InTurn<float*> sum(sums, masks.p->dbias.row, masks.p->dbias.col, i * BR + thread % 4 * 2, first_key(j));
+    each_score_transposed<BR / 8>(masks, first_key(j), i * BR, Nq, [&](int n, int e, int, int, bool seen) {
+      float* at = sum.next(n, e);
+      if (seen) atomicAdd(at, dP[n][e]);
     });
   }
   static __device__ __forceinline__ void round(unsigned (&to)[BR / 16][4], const float (&from)[BR / 8][4]) {
@@ -564,7 +635,7 @@ struct Consumer {
 
   // Of P^T and dS^T: dV and dK, and under way dQ of the block before, for which no warpgroup has to wait
   __device__ __forceinline__ void find_gradients(float (&dQ)[dQ_COLS / 8][4]) {
-    round(P, KeptWeights(S).of);
+    if constexpr (!SCALED) round(P, KeptWeights(S).of);
     round(dS, dP);
     share_score_gradients();
     take_turn();
@@ -591,18 +662,19 @@ struct Consumer {
     begin_score_gradients();
     multiply_scores(slot);
     wait_for_products<0>(S);  // what is set to 0 may not be so while products are on their way
-    multiply_output_gradients();
+    multiply_output_gradients<!LATE>();
     find(i, heads - of_block);
 #pragma unroll 1
     while (--left > 0) {
       float dQ[dQ_COLS / 8][4];
       find_gradients(dQ);
-      multiply_scores(slot.next());
+      multiply_scores<!LATE>(slot.next());
       pass_turn();
-      wait_for_products<1>(dQ);
+      wait_for_products<LATE ? 0 : 1>(dQ);
       store_queries(dQ, slot);
+      multiply_scores<LATE>(slot.next());
       slot = slot.next();
-      multiply_output_gradients();
+      multiply_output_gradients<!LATE>();
       hand_on_queries();
       advance();
       find(i, heads - of_block);
@@ -660,7 +732,7 @@ __device__ __forceinline__ void write_rows(const float (&C)[N / 8][4], float sca
 __device__ __forceinline__ Masks masks_of_head(const Params& p, const Masks& masks, const Work& w, int head, bool asks) {
   Masks own = masks_of(p, w.batch, head, w.rows(p), w.rows(p) + masks.diagonal, masks.keys);
   own.batch = w.number;
-  if (asks) own.of_head = score_of_heads<1>(p, score_at(own, 0, 0, w.rows(p)), 0);
+  if (SCORE || asks) own.of_head = score_of_heads<1>(p, score_at(own, 0, 0, w.rows(p)), 0);
   return own;
 }
 
@@ -684,10 +756,13 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
       const int last = min((i + 1) * BR, Nq) - 1, head = w.head(p, h);
       const bool whole = (w.j + 1) * BC <= visible_end(masks, i * BR) && (!WINDOW || w.j * BC >= visible_begin(masks, last));
       const bool asks = MASK && kept_at(s, w, h, i) & 2;
-      const Masks& own = MASK || BIAS ? masks_of_head(p, masks, w, head, asks) : masks;
+      const Masks& own = MASK || SCALED ? masks_of_head(p, masks, w, head, asks) : masks;
       c.weigh(own, i, w.j, Nq, whole, asks);
       c.find_score_gradients(dropout_of(p, w.number, head), i, w.j);
-      if constexpr (DBIAS) c.add_bias_gradients(own, p.dbias.of(w.batch, head), i, w.j, Nq);
+      if constexpr (DBIAS) {
+        c.add_bias_gradients(own, p.dbias.of(w.batch, head), i, w.j, Nq);
+        if constexpr (SCORE) of_given_scores(c.dP, c.slopes);
+      }
     });
     meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j
   }

@@ -192,7 +192,7 @@ class Options:
     sinks: bool = option("sinks", "vector", _WITH_SINKS, False, flag=FLAGS["sinks"])
     dropout: bool = option("dropout", "found", (*_BY_SCORE, "attention_varlen", "ring_attention"), False)
     score_dtype: str | None = option("score_dtype, the dtype of an S in memory", "value", ("standard", "standard backward"))
-    score: Form | None = option("a score function", "found", _EVERY, in_scores=True)
+    score: Form | None = option("a score function", "found", _BY_POSITION, in_scores=True)
     mask_function: Form | None = option("a mask function", "found", (*_MASKED, "attention_varlen", "ring_attention"))
     pattern: Pattern | None = option("a mask's pattern", "found", _MASKED)
     tiles_given: bool = option("a mask's tiles", "found", (*_BY_SCORE, "decode", "attention_varlen"), False)

@@ -41,7 +41,7 @@ REGISTERS = 240, 24
 MOST_DIM = 128
 """The most that d and d_v may be: beyond it registers do not hold dK and dV of 64 keys."""
 MOST_BIASED_DIM = 64
-"""The most that they may be beside a bias, whose addresses take registers."""
+"""The most that they may be if other options come beside a bias: their addresses and numbers take registers."""
 FLOATS_OF_ROW = 3
 """Numbers of each row in a slot: two that its exponents are relative to, and D."""
 WORD = 4
@@ -58,7 +58,7 @@ MAPPED = {"Q": WARPGROUP_ROWS, "dO": WARPGROUP_ROWS, "K": BLOCK_COLS, "V": BLOCK
 def block_rows(problem: Problem) -> int:
     """Br: as many rows as registers hold of S and dP beside the gradients, and what is asked for each score."""
     asked = problem.options
-    few = max(problem.head_dim, problem.head_dim_v) <= SLAB and not (asked.dropout or asked.masked or asked.bias)
+    few = max(problem.head_dim, problem.head_dim_v) <= SLAB and not (asked.dropout or asked.masked or asked.bias or asked.score)
     return 2 * WARPGROUP_ROWS if few else WARPGROUP_ROWS
 
 
@@ -66,9 +66,13 @@ def refusal(problem: Problem, device: Device) -> str | None:
     """The reason why the kernel does not run a problem with any tile, in one sentence; None if it does."""
     if (widest := max(problem.head_dim, problem.head_dim_v)) > MOST_DIM:
         return f"the kernel takes d and d_v up to {MOST_DIM}, and this has {widest}"
-    if problem.options.bias and widest > MOST_BIASED_DIM:
-        return f"the kernel takes a bias with d and d_v up to {MOST_BIASED_DIM}, and this has {widest}"
-    if lacking := refused(problem.options, "fa3 backward"):
+    asked = problem.options
+    if asked.bias and (asked.masked or asked.score or asked.dropout) and widest > MOST_BIASED_DIM:
+        return (
+            f"the kernel takes a bias beside masks, a score function and dropout with d and d_v up to {MOST_BIASED_DIM}, "
+            f"and this has {widest}"
+        )
+    if lacking := refused(asked, "fa3 backward"):
         return f"the kernel has no place for {OPTIONS[lacking].words}"
     if problem.seqlen_k > MOST_BLOCKS * BLOCK_COLS:
         return f"the kernel takes up to {MOST_BLOCKS * BLOCK_COLS:,} keys, and this has {problem.seqlen_k:,}"
@@ -133,8 +137,8 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
         return None if self.deterministic else super().state_words
 
     def head_reads(self) -> tuple[Move, ...]:
-        """Each consumer warp reads it anew where it asks the mask, since query heads take turns."""
-        return captured(self.problem, "head", VISIT, MIXED, times=WARPS)
+        """Each consumer warp reads it anew, since query heads take turns; a mask's alone where it asks the mask."""
+        return captured(self.problem, "head", VISIT, None if self.problem.options.score else MIXED, times=WARPS)
 
     def _rooms(self, warps: Warps) -> tuple[Room, ...]:
         return rooms(self.problem, self.block_rows)

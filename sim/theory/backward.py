@@ -163,8 +163,8 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     if schedule.by_tiles:
         of_keys = sum(times * columns_of(schedule, keys, None if kept is None else kept.visited) for times, kept in heads)
         beside += head_bytes(p, group * col_blocks) + tile_bytes(p, R, of_keys, asked.row_visits, of_keys)
-    else:  # FlashAttention-3's consumer warps each read what a mask has of a head where they ask it
-        beside += head_bytes(p, WARPS * asked.visits)
+    else:  # FlashAttention-3's consumer warps each read what functions have of a head, a mask's alone where they ask it
+        beside += head_bytes(p, WARPS * (visits if p.options.score else asked).visits)
     # A row of dQ's sum has padded columns.
     sums = (R + Nq) * blocks_in(p.head_dim, 16) * 16 * FLOAT32 * atomics
     added = Counter(dQ_acc=sums, dbias=scores["bias"] // p.bias_itemsize * FLOAT32 * schedule.dbias)
