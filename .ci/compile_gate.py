@@ -105,7 +105,18 @@ WIDE_VARIANTS: tuple[Variant, ...] = (CAUSAL, HEAVY, (("packed", "window"), True
 SOFTMAX_COLS = (2, 20, 1000, 5000)
 # Of FlashAttention-3: each number of slabs and each team of warpgroups, and the options that take registers.
 FA3_HEADS = (16, 40, 64, 96, 128, 160, 192, 256)
-FA3_GRADIENTS = ((64, 64), (16, 40), (40, 128), (96, 96), (128, 80), (128, 128))  # (d, d_v)
+FA3_GRADIENTS = (
+    (64, 64),
+    (16, 40),
+    (40, 128),
+    (96, 96),
+    (128, 80),
+    (128, 128),
+    (136, 40),
+    (192, 128),
+    (192, 192),
+    (256, 256),
+)  # (d, d_v)
 FA3_MASKS = ((), ("causal",), ("window",), ("padded", "causal"), ("packed",), ("packed", "window"))
 # Of gradients, whatever each score or weight has of its own; a bias where heads are narrow.
 FA3_OWN_GRADIENTS = (
@@ -336,15 +347,19 @@ def fa3_backward_schedules(device: Device) -> Labelled:
                 make = plan_varlen_backward if problem.options.packed else plan_backward
                 yield labelled("fa3 backward", make(problem, device, algorithm="fa3", deterministic=deterministic), *masks)
     for (d, value), masks in itertools.product(FA3_GRADIENTS, FA3_OWN_GRADIENTS):
-        if "bias" in masks and max(d, value) > fa3_backward.MOST_BIASED_DIM:
-            continue
         given = tuple(name for name in masks if name != "documents")
         problem = posed(d, "float16", (given, False), value)
         problem = problem.asking(mask_function=DOCUMENTS.form if "documents" in masks else None)
+        if fa3_backward.refusal(problem, device):
+            continue
         if problem.options.packed:
             yield labelled("fa3 backward", plan_varlen_backward(problem, device, algorithm="fa3"), *masks)
         else:
             yield labelled("fa3 backward", plan_backward(problem, device, "fa3", dbias="bias" in masks), *masks)
+    for (name, score), (d, value) in itertools.product(SCORES.items(), FA3_GRADIENTS[::3]):
+        problem = posed(d, "float16", (("causal",), False), value).asking(score=score.form)
+        if not fa3_backward.refusal(problem, device):
+            yield labelled("fa3 backward", plan_backward(problem, device, "fa3"), "causal", name)
 
 
 def varlen_schedules(device: Device) -> Labelled:

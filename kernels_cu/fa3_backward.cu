@@ -6,12 +6,15 @@
 // thread blocks of a head add to the sum of a row block one after the other, in the order of their keys, so that its bits are
 // always the same; none waits for one that begins later.
 //
+// Of WIDE heads registers hold dK and dV of 64 keys by halves of their columns: two warpgroups have the same keys, both make S^T and
+// dP^T, and each has half of the columns of dV, dK and dQ. dQ is then added from registers: shared memory has no room for it.
+//
 // The kernels before and behind are FlashAttention-2's (fa2_backward_rows.cuh).
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half or __nv_bfloat16               HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block     STAGES     slots of the rings of Q and of dO
-//   CONSUMER_REGISTERS, PRODUCER_REGISTERS            of a thread, once the roles are known
+//   CONSUMERS   warpgroups                            CONSUMER_REGISTERS, PRODUCER_REGISTERS  of a thread, once the roles are known
 //   PING_PONG   whether warpgroups issue their products in turns
 //   ORDERED     whether dQ is summed in one order
 //   CAUSAL, WINDOW, PADDED, BIAS  0 or 1: mask.cuh     COPY_BYTES, SINKS  fa2_backward_rows.cuh
@@ -30,21 +33,55 @@
 #include "weight.cuh"
 #include "wgmma.cuh"
 
-constexpr int CONSUMERS = BC / 64, WARPS = 4 * CONSUMERS, THREADS = WARPGROUP * (1 + CONSUMERS);
+constexpr int WARPS = 4 * CONSUMERS, THREADS = WARPGROUP * (1 + CONSUMERS);
+constexpr bool WIDE = BC < 64 * CONSUMERS;
+constexpr int OWN_KEYS = WIDE ? 0 : 64;  // from a warpgroup's first key to the next one's
 constexpr int K_SLABS = slabs(HEAD_DIM), V_SLABS = slabs(VALUE_DIM), Q_SLABS = slabs(BR);  // Q's: of the columns of dS^T
 constexpr int K_BYTES = BC * SLAB_ROW * K_SLABS, V_BYTES = BC * SLAB_ROW * V_SLABS;
 constexpr int Q_BYTES = BR * SLAB_ROW * K_SLABS, dO_BYTES = BR * SLAB_ROW * V_SLABS;
-constexpr int dS_BYTES = BC * SLAB_ROW * Q_SLABS, PIECE_BYTES = SUM_PIECE * 4, dQ_BYTES = (BR / 8 + VARLEN) * SUM_TILES * PIECE_BYTES;
+constexpr int dS_BYTES = BC * SLAB_ROW * Q_SLABS, PIECE_BYTES = SUM_PIECE * 4, dQ_BYTES = WIDE ? 0 : (BR / 8 + VARLEN) * SUM_TILES * PIECE_BYTES;
 constexpr int BOTH = 1, OWN = 2, TURN = OWN + CONSUMERS;  // named barriers: of all consumers; OWN + g, TURN + g of warpgroup g
 // dQ_i is BR x d: a warpgroup makes 64 rows or, where there are no more, 64 columns of it.
 constexpr bool BY_ROWS = BR > 64;
 constexpr bool NUMBERED = VARLEN && (DROPOUT || MASK);  // whether a packed sequence's number matters
 static_assert(!(SKIPS && ORDERED), "a thread block waits for all those of its head before it");
 static_assert(STAGES == 2, "dS of a turn and of the one before, by their slots");
-static_assert(BR == 64 * (BY_ROWS ? CONSUMERS : 1) && K_SLABS <= (BY_ROWS ? 1 : CONSUMERS), "a part of dQ a warpgroup");
+static_assert(BR == 64 * (BY_ROWS ? CONSUMERS : 1) && (WIDE || K_SLABS <= (BY_ROWS ? 1 : CONSUMERS)), "a part of dQ a warpgroup");
 // Whether dP^T is begun behind P^T: what makes that of scaled scores takes registers.
-constexpr bool LATE = SCALED && D_PAD + DV_PAD > 128;
-constexpr int dQ_COLS = D_PAD < 64 ? D_PAD : 64;
+constexpr bool LATE = D_PAD + DV_PAD > (SCALED ? 128 : 384);
+
+// The columns of a tile of DIM that a warpgroup has, in its accumulators one behind the other: ENTIRE of whole slabs and, of a slab that two
+// share, HALF. That is ALL columns, unless each has ONE_SLAB, or heads are WIDE; or one piece of those, of a slab or the half of one.
+constexpr int ALL = -2, ONE_SLAB = -1;
+template <int DIM, int PIECE = ALL> struct Columns {
+  static constexpr int SLABS = slabs(DIM), OWN_SLABS = SLABS / 2, NEXT = PIECE == ONE_SLAB || WIDE ? SLABS - OWN_SLABS : 0;
+  static constexpr int FIRST = PIECE < 0 ? 0 : PIECE, PIECES = WIDE ? NEXT : 1;
+  static constexpr int ENTIRE = !WIDE ? (PIECE == ONE_SLAB && DIM > 64 ? 64 : padded(DIM)) : 64 * (PIECE < 0 ? OWN_SLABS : PIECE < OWN_SLABS);
+  static constexpr int HALF = WIDE && SLABS % 2 && (PIECE < 0 || PIECE == OWN_SLABS) ? 32 : 0, COUNT = ENTIRE + HALF;
+  static constexpr bool LAST = FIRST + 1 == PIECES;
+  typedef float Accumulators[COUNT ? COUNT / 8 : 1][4];
+
+  // Bytes from a tile of so many rows to the whole slabs, and to the half of one
+  static __device__ __forceinline__ int entire(int group, int rows) { return ((SLABS > 1 ? group * NEXT : 0) + FIRST) * rows * SLAB_ROW; }
+  static __device__ __forceinline__ int half(int group, int rows) { return OWN_SLABS * rows * SLAB_ROW + group * (SLAB_ROW / 2); }
+  // Which 16 columns of the tile accumulators 16 n to 16 n + 15 are
+  static __device__ __forceinline__ int tile(int group, int n) {
+    return 16 * n < ENTIRE ? n + (group * NEXT + FIRST) * 4 : n - ENTIRE / 16 + OWN_SLABS * 4 + group * 2;
+  }
+};
+typedef Columns<HEAD_DIM> KeyColumns;
+typedef Columns<VALUE_DIM> ValueColumns;
+typedef Columns<HEAD_DIM, WIDE ? 0 : BY_ROWS ? ALL : ONE_SLAB> QueryColumns;  // of dQ, or of its first piece
+typedef Columns<HEAD_DIM, 1> LastColumns;                                    // of its second one, if there is one
+
+// Calls product(its accumulators, B's first columns) for the whole slabs and for the half of one; B is a tile of so many ROWS.
+template <class Own, int ROWS, class Product>
+__device__ __forceinline__ void each_product(typename Own::Accumulators& C, unsigned B, int group, Product product) {
+  if constexpr (Own::ENTIRE > 0)
+    product(reinterpret_cast<float(&)[Own::ENTIRE / 8][4]>(C[0]), Operand::columns(B + Own::entire(group, ROWS), ROWS * SLAB_ROW));
+  if constexpr (Own::HALF > 0)
+    product(reinterpret_cast<float(&)[Own::HALF / 8][4]>(C[Own::ENTIRE / 8]), Operand::columns(B + Own::half(group, ROWS), ROWS * SLAB_ROW));
+}
 
 // Shared memory: addresses
 struct Shared {
@@ -94,9 +131,9 @@ struct Work {
   __device__ __forceinline__ long long row_of(const Params& p, int h, int i) const { return plane(p, h) * p.total_q + row(i); }
 };
 
-// Whose turn it is to add to dQ of a row block, at its first row: how many thread blocks have. Of the first one of a key head the
+// Whose turn it is to add to dQ of a row block, at its first row: how many thread blocks have, or of wide heads their warps. Of the first one of a key head the
 // upper half counts the thread blocks that have begun.
-constexpr int BEGUN = 1 << 16;
+constexpr int BEGUN = 1 << 16, ADDERS = WIDE ? WARPS : 1;
 
 // The Q blocks that see a K/V block
 __device__ __forceinline__ void find_rows(const Params& p, Work& w, int Nk) {
@@ -323,7 +360,7 @@ __device__ __forceinline__ void wait_for_turn(const int* added, unsigned before)
   unsigned found;
   do {
     asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(found) : "l"(__cvta_generic_to_global(added)) : "memory");
-  } while (found % BEGUN != before);
+  } while (found % BEGUN < before);
   asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added behind it is added after the others'
 }
 __device__ __forceinline__ void pass_turn_on(int* added) {
@@ -402,7 +439,8 @@ struct Consumer {
   float factor;       // of S, for exponents of two
   Slot slot;          // of the Q and dO block of this turn
 
-  float dK[D_PAD / 8][4], dV[DV_PAD / 8][4];
+  KeyColumns::Accumulators dK;
+  ValueColumns::Accumulators dV;
   float S[BR / 8][4], dP[BR / 8][4];    // transposed; then P, with a score function times its derivative, and dS
   float slopes[BR / 8][4];              // that derivative, where P is wanted without it
   unsigned P[BR / 16][4], dS[BR / 16][4];  // transposed and rounded: an accumulator's layout is that of a factor
@@ -418,24 +456,29 @@ struct Consumer {
     }
     commit_products();
   }
+  // This warpgroup's rows of K or V; where they are is found in each turn, since all steps' descriptors would take registers.
+  __device__ __forceinline__ Operand own_keys(unsigned tile) const {
+    return WIDE ? Operand::rows(unknown(tile)) : Operand::rows(tile) + unknown(group) * (OWN_KEYS * SLAB_ROW);
+  }
   // S^T = K_j Q_i^T
   template <bool NOW = true> __device__ __forceinline__ void multiply_scores(Slot at) {
     if constexpr (!NOW) return;
     wait_for(s.Q_full + 8 * at.index, at.parity);
-    multiply_rows<HEAD_DIM, BC>(S, Operand::rows(s.K) + unknown(group) * 64 * SLAB_ROW, Operand::rows(s.Q) + at.index * Q_BYTES);
+    multiply_rows<HEAD_DIM, BC>(S, own_keys(s.K), Operand::rows(s.Q) + at.index * Q_BYTES);
   }
   // dP^T = V_j dO_i^T
   template <bool NOW> __device__ __forceinline__ void multiply_output_gradients() {
     if constexpr (!NOW) return;
     wait_for(s.dO_full + 8 * slot.index, slot.parity);
-    multiply_rows<VALUE_DIM, BC>(dP, Operand::rows(s.V) + unknown(group) * 64 * SLAB_ROW, Operand::rows(s.dO) + slot.index * dO_BYTES);
+    multiply_rows<VALUE_DIM, BC>(dP, own_keys(s.V), Operand::rows(s.dO) + slot.index * dO_BYTES);
   }
   // C += A B_i, with Q_i or dO_i for B
-  template <int N> __device__ __forceinline__ void add_weighted(float (&C)[N / 8][4], const unsigned (&A)[BR / 16][4], unsigned B) {
-    const Operand columns = Operand::columns(B, BR * SLAB_ROW);
+  template <class Own> __device__ __forceinline__ void add_weighted(typename Own::Accumulators& C, const unsigned (&A)[BR / 16][4], unsigned B) {
     begin_products();
+    each_product<Own, BR>(C, B, group, [&](auto& part, Operand columns) {
 #pragma unroll
-    for (int k = 0; k < BR / 16; k++) multiply<N>(C, A[k], columns + k * 16 * SLAB_ROW);
+      for (int k = 0; k < BR / 16; k++) multiply<sizeof(part) / sizeof(part[0]) * 8>(part, A[k], columns + k * 16 * SLAB_ROW);
+    });
     commit_products();
   }
 
@@ -445,7 +488,7 @@ struct Consumer {
     for (int n = 0; n < BR / 8; n++) x[n] = load_pair(array + slot.index * (BR * 4) + thread % 4 * 8 + 32 * n);
   }
   // The first of this lane's two keys
-  __device__ __forceinline__ int first_key(int j) const { return j * BC + group * 64 + thread / 32 * 16 + thread % 32 / 4; }
+  __device__ __forceinline__ int first_key(int j) const { return j * BC + group * OWN_KEYS + thread / 32 * 16 + thread % 32 / 4; }
   // The same of scaled scores, which a function or a bias changes, score by score: P^T is rounded at once, so that S may be as said above.
   __device__ __forceinline__ void weigh_scaled(const Masks& masks, int i, int j, int Nq, bool asks) {
     const unsigned rows = slot.index * (BR * 4) + thread % 4 * 8;
@@ -479,7 +522,7 @@ struct Consumer {
     load_rows(offset, s.offsets);
     int large;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(large) : "r"(s.large + 4 * slot.index) : "memory");
-    wait_for_products<1>(S);
+    wait_for_products<LATE ? 0 : 1>(S);
     if (large) {
 #pragma unroll
       for (int n = 0; n < BR / 8; n++) {
@@ -518,7 +561,7 @@ struct Consumer {
   // dS^T = P^T * (dP^T - D), as soon as dP^T is there: not before it are there registers for the random numbers of P^T.
   __device__ __forceinline__ void find_score_gradients(const Dropout& dropout, int i, int j) {
     float2 D[BR / 8];
-    const int key = j * BC + group * 64 + thread / 32 * 16;
+    const int key = j * BC + group * OWN_KEYS + thread / 32 * 16;
     unsigned kept = 0;
     if constexpr (DROPOUT && SCALED) {
       kept = find_kept(dropout, key, i * BR);
@@ -553,7 +596,7 @@ struct Consumer {
     InTurn<float*> sum(sums, masks.p->dbias.row, masks.p->dbias.col, i * BR + thread % 4 * 2, first_key(j));
     each_score_transposed<BR / 8>(masks, first_key(j), i * BR, Nq, [&](int n, int e, int, int, bool seen) {
       float* at = sum.next(n, e);
-      if (seen) atomicAdd(at, dP[n][e]);
+      if (seen && (!WIDE || n / (BR / 16) == group)) atomicAdd(at, dP[n][e]);
     });
   }
   static __device__ __forceinline__ void round(unsigned (&to)[BR / 16][4], const float (&from)[BR / 8][4]) {
@@ -582,11 +625,12 @@ struct Consumer {
   }
   // dS^T to its room, for the products of all warpgroups, when the products of the turn before the last are done with it
   __device__ __forceinline__ void share_score_gradients() const {
-    const int row = group * 64 + thread / 32 * 16 + thread % 16;  // of four 8 x 8 matrices, whose address this lane gives
+    const int row = group * OWN_KEYS + thread / 32 * 16 + thread % 16;  // of four 8 x 8 matrices, whose address this lane gives
     const unsigned to = s.dS + slot.index * dS_BYTES + row * SLAB_ROW;
     wait_for(s.dS_empty + 8 * slot.index, 1 ^ slot.parity ^ slot.index);
 #pragma unroll
     for (int k = 0; k < BR / 16; k++) {
+      if (WIDE && k / (BR / 32) != group) continue;  // the other half of the queries is the other warpgroup's
       const unsigned chunk = (k % 4 * 2 + thread % 32 / 16) ^ row % 8;
       store_matrices(to + k / 4 * BC * SLAB_ROW + chunk * 16, dS[k][0], dS[k][1], dS[k][2], dS[k][3]);
     }
@@ -595,19 +639,20 @@ struct Consumer {
     release(s.dS_full + 8 * slot.index);
   }
   // This warpgroup's part of dQ = dS K_j of the block before that of `at`, when all of dS is there
-  __device__ __forceinline__ void multiply_keys(float (&dQ)[dQ_COLS / 8][4], Slot at) {
+  template <class Own> __device__ __forceinline__ void multiply_keys(typename Own::Accumulators& dQ, Slot at) {
     const int before = 1 - at.index;
     const Operand A = Operand::columns(s.dS + before * dS_BYTES + (BY_ROWS ? unknown(group) * BC * SLAB_ROW : 0), BC * SLAB_ROW);
-    const Operand B = Operand::columns(s.K + (BY_ROWS || K_SLABS == 1 ? 0 : unknown(group) * BC * SLAB_ROW), BC * SLAB_ROW);
     wait_for(s.dS_full + 8 * before, at.parity);
     begin_products();
+    each_product<Own, BC>(dQ, s.K, unknown(group), [&](auto& part, Operand columns) {
 #pragma unroll
-    for (int k = 0; k < BC / 16; k++) multiply_columns<dQ_COLS>(dQ, A + k * 16 * SLAB_ROW, B + k * 16 * SLAB_ROW, k > 0);
+      for (int k = 0; k < BC / 16; k++) multiply_columns<sizeof(part) / sizeof(part[0]) * 8>(part, A + k * 16 * SLAB_ROW, columns + k * 16 * SLAB_ROW, k > 0);
+    });
     commit_products();
   }
-  __device__ __forceinline__ void store_queries(const float (&dQ)[dQ_COLS / 8][4], Slot at) const {
-    const int warp = thread / 32, tile0 = BY_ROWS ? 0 : group * 4;
-    release(s.dS_empty + 8 * (1 - at.index));
+  // That part to the room of dQ
+  __device__ __forceinline__ void store_queries(const QueryColumns::Accumulators& dQ, Slot at) const {
+    const int warp = thread / 32;
     int at_lane = thread % 32 * 16;
     if constexpr (VARLEN) {  // behind as many rows as are another sequence's: in 8 rows of dQ, or the next ones
       int first_query;  // read again in each turn, since registers are scarce
@@ -617,31 +662,55 @@ struct Consumer {
     }
     wait_for(s.dQ_empty, 1 - at.index);  // its phases are as many as turns, and slots alternate
 #pragma unroll
-    for (int c = 0; c < dQ_COLS / 16; c++) {
-      if (tile0 + c >= SUM_TILES) break;
+    for (int c = 0; c < QueryColumns::COUNT / 16; c++) {
+      if (QueryColumns::tile(group, c) >= SUM_TILES) break;
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        const int piece = ((BY_ROWS ? group * 8 : 0) + warp * 2 + h) * SUM_TILES + tile0 + c;
+        const int piece = ((BY_ROWS ? group * 8 : 0) + warp * 2 + h) * SUM_TILES + QueryColumns::tile(group, c);
         asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(s.dQ + piece * PIECE_BYTES + at_lane),
                      "f"(dQ[2 * c][2 * h]), "f"(dQ[2 * c][2 * h + 1]), "f"(dQ[2 * c + 1][2 * h]), "f"(dQ[2 * c + 1][2 * h + 1]) : "memory");
       }
     }
   }
   __device__ __forceinline__ void hand_on_queries() const {
+    if constexpr (WIDE) return;
     publish_writes();
     __syncwarp();
     release(s.dQ_full);
   }
+  // dQ when it is there, and its second piece: to its room or, of wide heads, by `add` to its sum. What `begin` begins runs beside.
+  template <bool BESIDE, class Begin, class Add>
+  __device__ __forceinline__ void finish_queries(QueryColumns::Accumulators& dQ, Slot at, Begin begin, Add add) {
+    LastColumns::Accumulators last;
+    if constexpr (WIDE && QueryColumns::PIECES > 1) {
+      multiply_keys<LastColumns>(last, at);
+      wait_for_products<1>(dQ);
+      add(QueryColumns(), dQ);
+      begin();
+      wait_for_products<BESIDE>(last);
+    } else {
+      begin();
+      wait_for_products<BESIDE>(dQ);
+    }
+    release(s.dS_empty + 8 * (1 - at.index));
+    if constexpr (!WIDE) {
+      store_queries(dQ, at);
+    } else if constexpr (QueryColumns::PIECES > 1) {
+      add(LastColumns(), last);
+    } else {
+      add(QueryColumns(), dQ);
+    }
+  }
 
   // Of P^T and dS^T: dV and dK, and under way dQ of the block before, for which no warpgroup has to wait
-  __device__ __forceinline__ void find_gradients(float (&dQ)[dQ_COLS / 8][4]) {
+  __device__ __forceinline__ void find_gradients(QueryColumns::Accumulators& dQ) {
     if constexpr (!SCALED) round(P, KeptWeights(S).of);
     round(dS, dP);
     share_score_gradients();
     take_turn();
-    add_weighted<DV_PAD>(dV, P, s.dO + slot.index * dO_BYTES);
-    add_weighted<D_PAD>(dK, dS, s.Q + slot.index * Q_BYTES);
-    multiply_keys(dQ, slot);
+    add_weighted<ValueColumns>(dV, P, s.dO + slot.index * dO_BYTES);
+    add_weighted<KeyColumns>(dK, dS, s.Q + slot.index * Q_BYTES);
+    multiply_keys<QueryColumns>(dQ, slot);
     wait_for_products<2>(dV);
     release(s.dO_empty + 8 * slot.index);
     wait_for_products<1>(dK);
@@ -649,8 +718,9 @@ struct Consumer {
   }
 
   // All turns, the last one apart: the compiler has a loop's products run by themselves if none are under way where it is left.
-  // `find` makes P^T and dS^T of block i and query head h, as far as `visits` has them.
-  template <class Visits, class Find> __device__ __forceinline__ void turns(int end, int heads, int left, Visits visits, Find find) {
+  // `find` makes P^T and dS^T of block i and query head h, as far as `visits` has them; `add` has dQ of those, where heads are wide.
+  template <class Visits, class Find, class Add>
+  __device__ __forceinline__ void turns(int end, int heads, int left, Visits visits, Find find, Add add) {
     int i = end - 1, of_block = heads;  // turns of this row block
     const auto advance = [&] {
       do {
@@ -664,68 +734,101 @@ struct Consumer {
     wait_for_products<0>(S);  // what is set to 0 may not be so while products are on their way
     multiply_output_gradients<!LATE>();
     find(i, heads - of_block);
+    int last = end, last_head = 0;  // of the turn before: at first there is none
+    const auto add_last = [&](auto own, const auto& dQ) {
+      if (last < end) add(own, dQ, last, last_head);
+    };
 #pragma unroll 1
     while (--left > 0) {
-      float dQ[dQ_COLS / 8][4];
+      QueryColumns::Accumulators dQ;
       find_gradients(dQ);
-      multiply_scores<!LATE>(slot.next());
-      pass_turn();
-      wait_for_products<LATE ? 0 : 1>(dQ);
-      store_queries(dQ, slot);
+      finish_queries<!LATE>(dQ, slot, [&] { multiply_scores<!LATE>(slot.next()), pass_turn(); }, add_last);
       multiply_scores<LATE>(slot.next());
       slot = slot.next();
+      last = i, last_head = heads - of_block;
       multiply_output_gradients<!LATE>();
       hand_on_queries();
       advance();
       find(i, heads - of_block);
     }
-    float dQ[dQ_COLS / 8][4];
+    QueryColumns::Accumulators dQ;
     find_gradients(dQ);
-    pass_turn();
-    wait_for_products<0>(dQ);
-    store_queries(dQ, slot);
+    finish_queries<false>(dQ, slot, [&] { pass_turn(); }, add_last);
     hand_on_queries();
-    multiply_keys(dQ, slot.next());
-    wait_for_products<0>(dQ);
-    store_queries(dQ, slot.next());
+    last = i, last_head = heads - of_block;
+    multiply_keys<QueryColumns>(dQ, slot.next());
+    finish_queries<false>(dQ, slot.next(), [] {}, add_last);
     hand_on_queries();
     if (PING_PONG && group == 0) take_turn();  // which is passed once more than it is taken
   }
 };
 
 // The gradient of this warpgroup's keys leaves through the room of what it is the gradient of.
-template <int N>
-__device__ __forceinline__ void write_rows(const float (&C)[N / 8][4], float scale, unsigned room, const TensorMap& map, const TensorMap& map_of_row, int slabs,
+template <class Own>
+__device__ __forceinline__ void write_rows(const typename Own::Accumulators& C, float scale, unsigned room, const TensorMap& map, const TensorMap& map_of_row, int slabs,
                                            int group, const Work& w) {
-  const int row = group * 64 + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 16;
+  const int first = group * OWN_KEYS, row = first + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 16;
 #pragma unroll
-  for (int n = 0; n < N / 16; n++) {
-    const unsigned chunk = (n % 4 * 2 + threadIdx.x % 32 / 16) ^ row % 8;
+  for (int n = 0; n < Own::COUNT / 16; n++) {
+    const int tile = Own::tile(group, n);
+    const unsigned chunk = (tile % 4 * 2 + threadIdx.x % 32 / 16) ^ row % 8;
     const float(&left)[4] = C[2 * n], (&right)[4] = C[2 * n + 1];
-    store_matrices(room + n / 4 * BC * SLAB_ROW + row * SLAB_ROW + chunk * 16, pack(Element(), scale * left[0], scale * left[1]),
+    store_matrices(room + tile / 4 * BC * SLAB_ROW + row * SLAB_ROW + chunk * 16, pack(Element(), scale * left[0], scale * left[1]),
                    pack(Element(), scale * left[2], scale * left[3]), pack(Element(), scale * right[0], scale * right[1]),
                    pack(Element(), scale * right[2], scale * right[3]));
   }
   publish_writes();
-  meet(OWN + group, WARPGROUP);
-  const unsigned from = room + group * 64 * SLAB_ROW;
+  meet(WIDE ? BOTH : OWN + group, WIDE ? WARPGROUP * CONSUMERS : WARPGROUP);
+  const unsigned from = room + first * SLAB_ROW;
+  const int slab0 = WIDE ? group : 0, step = WIDE ? CONSUMERS : 1;  // slabs that this warpgroup stores
   if constexpr (VARLEN) {
     // Of the last keys of a sequence each goes by itself, since those behind them are another sequence's.
-    const int keys = w.keys - w.j * BC - group * 64, lane = threadIdx.x % WARPGROUP;
+    const int keys = w.keys - w.j * BC - first, lane = threadIdx.x % WARPGROUP;
     if (keys < 64) {
       if (lane < keys) {
-        for (int slab = 0; slab < slabs; slab++)
-          store_box<1>(map_of_row, from + (slab * BC + lane) * SLAB_ROW, slab * SLAB, w.key() + group * 64 + lane, w.kv_head, w.batch);
+        for (int slab = slab0; slab < slabs; slab += step)
+          store_box<1>(map_of_row, from + (slab * BC + lane) * SLAB_ROW, slab * SLAB, w.key() + first + lane, w.kv_head, w.batch);
         wait_for_stores();
       }
       return;
     }
   }
   if (threadIdx.x % WARPGROUP == 0) {
-    for (int slab = 0; slab < slabs; slab++)
-      store_box<1>(map, from + slab * BC * SLAB_ROW, slab * SLAB, w.key() + group * 64, w.kv_head, w.batch);
+    for (int slab = slab0; slab < slabs; slab += step)
+      store_box<1>(map, from + slab * BC * SLAB_ROW, slab * SLAB, w.key() + first, w.kv_head, w.batch);
     wait_for_stores();
   }
+}
+
+// A warp's part of dQ_i of wide heads, or of a piece of it, to its sum, when all thread blocks before this one have added theirs
+template <class Own>
+__device__ __forceinline__ void add_rows(const Params& p, const Work& w, const typename Own::Accumulators& dQ, int thread, int group, int i, int h,
+                                         const Masks& masks) {
+  const int row = thread / 32 * 16 + thread % 32 / 4, rows = w.rows(p) - i * BR;
+#if ORDERED
+  int* added = p.turns + w.row_of(p, h, i);
+  if constexpr (Own::FIRST == 0) {
+    if (thread == 0) wait_for_turn(added, (w.j - visible_begin(masks, i * BR) / BC) * ADDERS);
+    meet(OWN + group, WARPGROUP);
+  }
+#endif
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    if (row + 8 * half >= rows) break;
+    float* sums = sums_of(p.dQ_acc, w.plane(p, h), p.total_q, w.row(i) + row + 8 * half, 0, thread % 4);
+#pragma unroll
+    for (int c = 0; c < Own::COUNT / 16; c++) {
+      const int tile = Own::tile(group, c);
+      if (tile < SUM_TILES)
+        add_to_sums(sums + tile * SUM_PIECE, dQ[2 * c][2 * half], dQ[2 * c][2 * half + 1], dQ[2 * c + 1][2 * half], dQ[2 * c + 1][2 * half + 1]);
+    }
+  }
+#if ORDERED
+  if constexpr (Own::LAST) {
+    __syncwarp();
+    if (thread % 32 == 0) pass_turn_on(added);
+  }
+#endif
 }
 
 // Masks with what is a query head's own
@@ -739,11 +842,11 @@ __device__ __forceinline__ Masks masks_of_head(const Params& p, const Masks& mas
 __device__ __forceinline__ void consume(const Params& p, const Params& given, const Shared& s, const Work& w, int group) {
   Consumer c = {s, group, unknown(static_cast<int>(threadIdx.x % WARPGROUP)), p.scale * UNIT, {0, 0}};
 #pragma unroll
-  for (int n = 0; n < D_PAD / 8; n++)
+  for (int n = 0; n < KeyColumns::COUNT / 8; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) c.dK[n][e] = 0.f;
 #pragma unroll
-  for (int n = 0; n < DV_PAD / 8; n++)
+  for (int n = 0; n < ValueColumns::COUNT / 8; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) c.dV[n][e] = 0.f;
   const int turns = w.turns(p);
@@ -763,7 +866,7 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
         c.add_bias_gradients(own, p.dbias.of(w.batch, head), i, w.j, Nq);
         if constexpr (SCORE) of_given_scores(c.dP, c.slopes);
       }
-    });
+    }, [&](auto own, const auto& dQ, int i, int h) { add_rows<decltype(own)>(p, w, dQ, c.thread, group, i, h, masks); });
     meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j
   }
   const Work place = read_work(s.work);  // the same; registers are free again
@@ -772,8 +875,8 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
 #else
   const TensorMap &dK_row = given.dK_tiles, &dV_row = given.dV_tiles;
 #endif
-  write_rows<DV_PAD>(c.dV, DROPOUT ? dropout_of(p, 0, 0).scale : 1.f, s.V, given.dV_tiles, dV_row, V_SLABS, group, place);
-  write_rows<D_PAD>(c.dK, p.scale, s.K, given.dK_tiles, dK_row, K_SLABS, group, place);
+  write_rows<ValueColumns>(c.dV, DROPOUT ? dropout_of(p, 0, 0).scale : 1.f, s.V, given.dV_tiles, dV_row, V_SLABS, group, place);
+  write_rows<KeyColumns>(c.dK, p.scale, s.K, given.dK_tiles, dK_row, K_SLABS, group, place);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fa3_backward(const __grid_constant__ Params given) {
@@ -797,7 +900,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fa3_backward(const __gr
       produce_bases(given, s, read_work(s.work));
     } else if (warp == 2) {
       produce_D(given, s, read_work(s.work));
-    } else if (threadIdx.x == 96) {
+    } else if (!WIDE && threadIdx.x == 96) {
       add_queries(given, s, read_work(s.work));
     }
   } else {

@@ -478,7 +478,10 @@ def test_the_backward_that_a_hopper_runs_is_explained() -> None:
     shown = words(*hopper)
     for told in ("By default attention_backward runs FlashAttention-3's backward (fa3)", "64 x 128: 256 consumer threads of 240"):
         assert told in shown, told
-    assert "the kernel has no place for a score function" in words(*hopper, "--score", "2 * s")
+    assert "the kernel takes a bias beside masks, a score function or dropout" in words(*hopper, "--score", "2 * s", "--bias")
+    assert "64 keys, of whose gradients each of 2 consumer warpgroups has half of the columns" in words(
+        *hopper[:3], "--head-dim", "256"
+    )
     assert "Asked for is FlashAttention-2 (fa2)" in words(*hopper, "--algorithm", "fa2")
 
 

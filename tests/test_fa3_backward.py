@@ -39,18 +39,29 @@ FUNCTIONS = (
     Mask("k % 3 > 0 or w[h] > 0", w=np.ones(6, np.float32)),
     Mask("k <= q or k < n[b]", n=np.ones(4, np.int32)),
 )
+SCORES = (
+    Score("30 * tanh(s / 30)"),
+    Score("s - a[h] * abs(q - k)", a=np.linspace(0.1, 1, 6, dtype=np.float32)),
+    Score("s * t[b, k] + u[row]", t=np.linspace(0.5, 1, 1200, dtype=np.float32).reshape(4, 300), u=np.ones(300, np.float16)),
+)
 OWN: tuple[dict[str, Any], ...] = (
+    *({"score": each.form} for each in SCORES),
+    {"score": SCORES[0].form, "dropout": True},
+    {"score": SCORES[1].form, "mask_function": FUNCTIONS[2].form, "bias": True},
     *({}, {}, {"mask": True}, {"dropout": True}, {"bias": True}, {"mask": True, "bias": True, "dropout": True}),
     *({"mask_function": each.form} for each in FUNCTIONS),
     {"mask_function": FUNCTIONS[0].form, "dropout": True},
 )
 
 
+OF_SCORES = {"mask", "bias", "dropout", "mask_function", "score"}
+
+
 @st.composite
 def problems(draw_one: st.DrawFn) -> Problem:
     """Ragged both ways, with each option that the kernel has."""
     n_q, n_k = draw_one(st.integers(1, 270)), draw_one(st.integers(1, 270))
-    d, d_v = (draw_one(st.sampled_from((8, 40, 64, 72, 96, 128))) for _ in range(2))
+    d, d_v = (draw_one(st.sampled_from((8, 40, 64, 72, 96, 128, 136, 192, 256))) for _ in range(2))
     batch, kv_heads, group = draw_one(st.sampled_from(((1, 1, 1), (2, 1, 2), (1, 2, 3), (3, 1, 1))))
     window = draw_one(st.sampled_from((None, None, (50, 20), (0, 0), (None, 30))))
     asked: dict[str, Any] = {
@@ -61,8 +72,8 @@ def problems(draw_one: st.DrawFn) -> Problem:
     if draw_one(st.booleans()):
         asked |= {"padded": True, "key_lengths": tuple(draw_one(st.integers(0, n_k)) for _ in range(batch))}
     asked |= draw_one(st.sampled_from(OWN))
-    if "bias" in asked:
-        d, d_v = min(d, 64), min(d_v, 64)
+    most = (192 if len(asked.keys() & OF_SCORES) < 2 else 64) if "bias" in asked else 192 if "score" in asked else 256
+    d, d_v = min(d, most), min(d_v, most)
     dtype = draw_one(st.sampled_from(("float16", "bfloat16")))
     return Problem(batch, kv_heads * group, kv_heads, n_q, n_k, d, dtype, head_dim_v=d_v, **asked)
 
@@ -118,17 +129,17 @@ def gradients(problem: Problem, deterministic: bool, seeds: Iterable[int | None]
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("d", "deterministic"), [(64, True), wide(128, True)])
+@pytest.mark.parametrize(("d", "deterministic"), [(64, True), wide(128, True), wide(192, True), wide(256, True)])
 def test_the_same_bits_in_every_order(d: int, deterministic: bool) -> None:
     """All that is not summed by additions in HBM, whose order is free, is the same whatever the order of warps."""
     problem = Problem(1, 2, 1, 200, 520, d, "float16", causal=True)
     assert len(gradients(problem, deterministic, (None, *range(4 * MORE)))) == 1
 
 
-@pytest.mark.parametrize("resident", [1, wide(3)])
-def test_no_deadlock_whatever_blocks_are_resident(resident: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("resident", "d"), [(1, 64), wide(3, 64), wide(2, 192)])
+def test_no_deadlock_whatever_blocks_are_resident(resident: int, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thread blocks that wait for others, when the GPU holds few of them at a time, in any order: the same bits."""
-    problem = Problem(1, 4, 2, 140, 390, 64, "float16", causal=True)
+    problem = Problem(1, 4, 2, 140, 390 if d == 64 else 200, d, "float16", causal=True)
     everyone = gradients(problem, True, (None,))
     monkeypatch.setattr(ptx_machine, "COMMUNICATING_LANES", resident * 384)
     usual, blocks = Geometry.position, 2 * 4
@@ -221,7 +232,7 @@ def test_tiles_that_a_mask_leaves_empty_are_left_out() -> None:
     assert found.traffic["mask"].read_bytes == mask.size, "once, to find the tiles, of which none is mixed"
 
 
-@pytest.mark.parametrize("d", [64, wide(128)])
+@pytest.mark.parametrize("d", [64, wide(128), wide(192), wide(256)])
 def test_no_bank_conflicts(d: int) -> None:
     problem = Problem(1, 1, 1, 130, 140, d, "float16")
     q, k, v = draw(problem)
@@ -241,9 +252,11 @@ def test_auto_takes_it_where_it_runs() -> None:
     assert choose_backward(plain, H100, (64, 64)).algorithm == choose_backward(plain, A100).algorithm == "fa2"
     assert choose_backward(plain, H100.with_sram("100KB")).reason.startswith("fa3's backward needs 198,")
     assert choose_backward(plain, H100, refused="a stride").reason == "fa3's backward does not run this: a stride"
-    for others in (Problem(1, 1, 1, 64, 64, 256, "float16"), plain.asking(bias=True), Problem(1, 1, 1, 64, 64, 64, "float32")):
+    wider = Problem(1, 1, 1, 64, 64, 264, "float16")
+    for others in (wider, plain.asking(bias=True, mask=True), Problem(1, 1, 1, 64, 64, 64, "float32")):
         assert choose_backward(others, H100).algorithm == "fa2"
-    for asked in ({"mask": True}, {"dropout": True}, {"mask_function": DOCUMENTS.form}):
+    assert choose_backward(wider, H100).reason.endswith("the kernel takes d and d_v up to 256, and this has 264")
+    for asked in ({"mask": True}, {"dropout": True}, {"mask_function": DOCUMENTS.form}, {"score": SCORES[1].form}, {"bias": True}):
         assert choose_backward(plain.asking(**asked), H100).algorithm == "fa3"
     narrow = Problem(2, 4, 2, 300, 300, 64, "float16", dropout=True)
     assert choose_backward(narrow, H100).reason.startswith("with dropout and heads of up to 64 the clock has fa3 5 % faster")
@@ -272,8 +285,13 @@ def test_a_call_by_auto_is_that_of_fa3() -> None:
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
-        (Problem(1, 1, 1, 64, 64, 192, "float16"), "takes d and d_v up to 128, and this has 192"),
-        (Problem(1, 1, 1, 64, 64, 72, "float16", bias=True), "takes a bias with d and d_v up to 64, and this has 72"),
+        (Problem(1, 1, 1, 64, 64, 200, "float16", bias=True), "takes a bias with d and d_v up to 192, and this has 200"),
+        (Problem(1, 1, 1, 64, 64, 72, "float16", bias=True, mask=True), "takes a bias beside masks, a score function or dropout"),
+        (
+            Problem(1, 1, 1, 64, 64, 256, "float16", score=SCORES[1].form),
+            "takes a score function of captured arrays with d and d_v",
+        ),
+        (Problem(1, 1, 1, 64, 64, 256, "float16", score=SCORES[0].form, dropout=True), "takes a score function beside dropout"),
         (Problem(1, 1, 1, 64, 64, 64, "float32"), "half types"),
         (Problem(1, 1, 1, 64, 64, 64, "float16", alignment=8), "multiples of 16 bytes"),
         (Problem(1, 1, 1, 64, 64, 64, "float16", scale=-1.0), "scale is positive"),
@@ -287,10 +305,8 @@ def test_what_it_does_not_run(problem: Problem, words: str) -> None:
 def test_options_and_blocks_that_it_has_not() -> None:
     plain = Problem(1, 1, 1, 64, 64, 64, "float16")
     sparse = plain.asking(block_mask=BlockMask.of(np.ones((1, 1), bool)))
-    scored = plain.asking(score=Score("2 * s").form)
-    for asked in (scored, sparse):
-        with pytest.raises(ValueError, match=r"the backward of 'fa3' has no place for"):
-            plan_backward(asked, H100, "fa3")
+    with pytest.raises(ValueError, match=r"the backward of 'fa3' has no place for"):
+        plan_backward(sparse, H100, "fa3")
     with pytest.raises(ValueError, match="runs blocks of Br 128 x Bc 128; the tiling asks for Br 64 x Bc 64"):
         plan_backward(plain, H100, "fa3", (64, 64)).kernels()
     with pytest.raises(ValueError, match=r"needs .* bytes of SRAM"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_backward_sparse import run_packed
 
-from cupyflash import Device, Mask, Problem
+from cupyflash import Device, Mask, Problem, Score
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.numbers.reference import reference
@@ -28,6 +28,8 @@ PROBLEMS = {
     "dropout": Problem(1, 2, 1, 70, 150, 80, "float16", dropout=True),
     "by heads": Problem(1, 2, 1, 100, 150, 80, "float16", mask_function=Mask("q // 70 == k // 70 or h > 0").form),
     "biased": Problem(1, 2, 1, 70, 150, 40, "float16", bias=True),
+    "scored": Problem(1, 2, 1, 70, 150, 80, "float16", score=Score("2 * tanh(s / 2)").form, dropout=True),
+    "wide": Problem(1, 1, 1, 150, 100, 192, "float16"),
 }
 """Ragged both ways; two column blocks, of two to six turns in blocks of 64 x 128, or of 128 x 128 where d is narrow."""
 
@@ -71,8 +73,8 @@ MUTANTS = {
     "dropped weights reach dV": mutant("round(P, KeptWeights(S).of);", "round(P, S);", "numbers", "dropout"),
     "dV is not scaled by dropout": mutant("DROPOUT ? dropout_of(p, 0, 0).scale : 1.f", "1.f", "numbers", "dropout"),
     "weights are dropped by other keys": mutant(
-        "each_weight_transposed<true>(S, dropout, j * BC + group * 64",
-        "each_weight_transposed<true>(S, dropout, j * BC",
+        "const int key = j * BC + group * OWN_KEYS + thread",
+        "const int key = j * BC + thread",
         "numbers",
         "dropout",
     ),
@@ -95,10 +97,27 @@ MUTANTS = {
         "race",
         "by heads",
     ),
-    "the bias is that of other rows": mutant(
-        "bias += (e % 2 ? 7 : 1) * masks.bias_row;", "bias += 7 * masks.bias_row;", "numbers|bounds", "biased"
+    "the bias is that of other rows": mutant("((e % 2 ? 7 : 1) * row + (n", "(7 * row + (n", "numbers|bounds", "biased"),
+    "a second key has the first one's bias": mutant("8 * col - BR * row", "-BR * row", "numbers", "biased"),
+    "a score function has no derivative": mutant(": of_given_score(weight, scored.slope);", ": weight;", "numbers", "scored"),
+    "dropped weights of scaled scores reach dV": mutant("if (!is_kept(kept, n, e)) P[", "if (false) P[", "numbers", "scored"),
+    "dropped weights of scaled scores have gradients": mutant(
+        "is_kept(kept, n, e) ? dropout.scale : 0.f", "dropout.scale", "numbers", "scored"
     ),
-    "a second key has the first one's bias": mutant("bias += 8 * masks.bias_col - BR", "bias += -BR", "numbers", "biased"),
+    "wide heads' halves of columns are both the first": mutant("(SLABS > 1 ? group * NEXT : 0)", "0", "numbers", "wide"),
+    "halves of a slab are written to the first one's place": mutant(
+        "OWN_SLABS * 4 + group * 2;", "OWN_SLABS * 4;", "numbers|race", "wide"
+    ),
+    "the second piece of dQ is the first one": mutant("dQ, s.K, unknown(group), [", "dQ, s.K, 0, [", "numbers", "wide"),
+    "half of dS is not handed on": mutant(
+        "if (WIDE && k / (BR / 32) != group) continue;", "if (WIDE && group) continue;", "numbers", "wide"
+    ),
+    "slabs leave before both warpgroups have written them": mutant(
+        "  meet(WIDE ? BOTH : OWN + group, WIDE ? WARPGROUP * CONSUMERS : WARPGROUP);\n",
+        "  meet(OWN + group, WARPGROUP);\n",
+        "race",
+        "wide",
+    ),
     "barriers are not published": mutant(
         "    publish_barriers();\n",
         "",
@@ -110,12 +129,12 @@ MUTANTS = {
         "race",
     ),
     "gradients are not published on their way out": mutant(
-        "  publish_writes();\n  meet(OWN + group, WARPGROUP);",
-        "  meet(OWN + group, WARPGROUP);",
+        "  publish_writes();\n  meet(WIDE ?",
+        "  meet(WIDE ?",
         "proxy",
     ),
     "gradients leave before they are there": mutant(
-        "  meet(OWN + group, WARPGROUP);\n",
+        "  meet(WIDE ? BOTH : OWN + group, WIDE ? WARPGROUP * CONSUMERS : WARPGROUP);\n",
         "",
         "race",
     ),
@@ -155,7 +174,7 @@ MUTANTS = {
         "numbers",
     ),
     "dQ of the last turn is forgotten": mutant(
-        "    multiply_keys(dQ, slot.next());\n    wait_for_products<0>(dQ);\n    store_queries(dQ, slot.next());\n"
+        "    multiply_keys<QueryColumns>(dQ, slot.next());\n    finish_queries<false>(dQ, slot.next(), [] {}, add_last);\n"
         "    hand_on_queries();\n",
         "",
         "deadlock",
@@ -277,7 +296,7 @@ MUTANTS = {
         "deadlock",
     ),
     "S is read before it is there": mutant(
-        "    wait_for_products<1>(S);\n",
+        "    wait_for_products<LATE ? 0 : 1>(S);\n",
         "    wait_for_products<2>(S);\n",
         "in flight",
     ),
@@ -315,18 +334,18 @@ MUTANTS = {
         "numbers",
     ),
     "D is forgotten": mutant(
-        "e % 2 ? D[n].y : D[n].x, dropout.scale);",
-        "0.f, dropout.scale);",
+        "const float d = e % 2 ? D[n].y : D[n].x;",
+        "const float d = 0.f;",
         "numbers",
     ),
     "D is the other row's": mutant(
-        "e % 2 ? D[n].y : D[n].x, dropout",
-        "e % 2 ? D[n].x : D[n].y, dropout",
+        "const float d = e % 2 ? D[n].y : D[n].x;",
+        "const float d = e % 2 ? D[n].x : D[n].y;",
         "numbers",
     ),
     "dK is not scaled": mutant(
-        "write_rows<D_PAD>(c.dK, p.scale,",
-        "write_rows<D_PAD>(c.dK, 1.f,",
+        "write_rows<KeyColumns>(c.dK, p.scale,",
+        "write_rows<KeyColumns>(c.dK, 1.f,",
         "numbers",
     ),
     "dS is not swizzled": mutant(
@@ -335,8 +354,8 @@ MUTANTS = {
         "numbers",
     ),
     "both warpgroups have the first keys": mutant(
-        "Operand::rows(s.K) + unknown(group) * 64 * SLAB_ROW",
-        "Operand::rows(s.K)",
+        "Operand::rows(tile) + unknown(group) * (OWN_KEYS * SLAB_ROW)",
+        "Operand::rows(tile)",
         "numbers",
     ),
     "both make the same part of dQ": mutant(
@@ -384,7 +403,7 @@ ORDERED = {
         "uninitialised",
         ("",),
     ),
-    "the blocks that have begun are taken for additions": mutant("found % BEGUN != before", "found != before", "endless"),
+    "the blocks that have begun are taken for additions": mutant("found % BEGUN < before", "found != before", "endless"),
     "all blocks have the first keys": mutant("w.row_of(p, 0, 0), BEGUN)", "w.row_of(p, 0, 0), 0)", "race"),
 }
 # Of packed sequences. What lies behind a sequence is cleared for infinities alone (test_fa3_backward.py), and a thread block too

@@ -321,7 +321,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         if p.options.sinks:
             moves += (*sink_reads(p, BEGIN), *reads(p, BEGIN, given_name(p)), *writes(p, END, "dsinks"))
         yield passing("fa2_backward_rows", self, every, moves, ROW_THREADS // tiles.row_lanes(p))
-        for launch in launches(p):
+        for launch in self.launches:
             yield self._main_walk(launch, parts, sums)
         if self.queries is not None:
             yield from self.queries.walks(self.parts_beside(self.queries))
@@ -329,6 +329,16 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             yield passing("fa2_backward_finish", self, every, (Move(sums, BEGIN), *writes(p, END, "dQ")), self.finished_rows)
         if self.sums is not None:
             yield from self.sums.walks(self.parts_beside(self.sums))
+
+    @property
+    def launches(self) -> tuple[GradientsLaunch, ...]:
+        """The launches of the main kernel."""
+        return launches(self.problem)
+
+    @property
+    def readers(self) -> int:
+        """Warps that each read what a score has of its own."""
+        return 1
 
     def head_reads(self) -> tuple[Move, ...]:
         """The main kernel's reads of what functions have captured of a head."""
@@ -353,7 +363,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             load(given_name(p), VISIT, "L, D"),
             *([load("D", VISIT, "L, D")] if launch.dk else []),
             *captured(p, "row", VISIT, MIXED, by_tiles=self.by_tiles),
-            *score_reads(p, by_tiles=self.by_tiles),
+            *(replace(each, times=self.readers) for each in score_reads(p, by_tiles=self.by_tiles)),
         ]
         # An atomic reads and writes.
         added = [tensor(p, "dbias")] * self.dbias + [sums] * self.sums_queries
@@ -377,7 +387,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         p = self.problem
         require_dtype(p.dtype, self.device)
         require_block_mask(self, self.mask_blocks)
-        made = launches(p)
+        made = self.launches
         others = tiles.narrower(self.warps, self.block_rows)
         main = [replace(self._main(each, self.warps), instead=tuple(self._main(each, warps) for warps in others)) for each in made]
         # The kernels before and behind are compiled with the launch that makes dK.

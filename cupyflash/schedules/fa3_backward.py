@@ -7,7 +7,7 @@ row block one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from cupyflash.device import Device
 from cupyflash.launch import params
 from cupyflash.launch.params import POINTER, Params, arrays, numbers
 from cupyflash.launch.tensor_maps import Box
-from cupyflash.request.options import OPTIONS, refused
+from cupyflash.request.options import OPTIONS, Options, refused
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Constants, named
 from cupyflash.schedules import fa3_tiles
@@ -28,20 +28,21 @@ from cupyflash.schedules.parts import Part
 from cupyflash.tiling import DoesNotFit, TileSize
 
 CONSUMERS = 2
+"""Consumer warpgroups of a thread block."""
 WARPS = CONSUMERS * WARPGROUP // WARP
 """Consumer warps of a thread block."""
-BLOCK_COLS = CONSUMERS * WARPGROUP_ROWS
-"""Bc: 64 keys for each consumer warpgroup, whose registers hold their dK and dV."""
 STAGES = 2
 """Slots of the rings of Q and dO."""
 PING_PONG = True
 """True if warpgroups issue their products in turns."""
 REGISTERS = 240, 24
 """Registers of a consumer's and of a producer's thread."""
-MOST_DIM = 128
-"""The most that d and d_v may be: beyond it registers do not hold dK and dV of 64 keys."""
-MOST_BIASED_DIM = 64
-"""The most that they may be if other options come beside a bias: their addresses and numbers take registers."""
+MOST_DIM = 256
+"""The most that d and d_v may be: beyond it registers do not hold half of dK and dV of 64 keys."""
+WIDE_DIM = 128
+"""Beyond it they do not hold all columns of dK and dV of 64 keys: warpgroups share those."""
+MOST_SCALED_DIM = 192
+"""The most that they may be beside a bias or what a score function reads, whose addresses take registers."""
 FLOATS_OF_ROW = 3
 """Numbers of each row in a slot: two that its exponents are relative to, and D."""
 WORD = 4
@@ -52,7 +53,30 @@ MOST_BLOCKS = (1 << 16) - 1
 WORK_BYTES = 48
 """For what a thread block has to do, which one thread finds for all."""
 OWN = (*numbers("int", "alternate"), *arrays("int", POINTER, ("turns",)))
-MAPPED = {"Q": WARPGROUP_ROWS, "dO": WARPGROUP_ROWS, "K": BLOCK_COLS, "V": BLOCK_COLS, "dK": WARPGROUP_ROWS, "dV": WARPGROUP_ROWS}
+MAPPED = ("Q", "dO", "K", "V", "dK", "dV")
+"""Tensors that TMA moves."""
+
+
+def _most_dims(asked: Options) -> Iterator[tuple[str, int]]:
+    """Yield what needs registers beside wide heads, with the most that d and d_v then may be."""
+    if asked.bias and (asked.masked or asked.score or asked.dropout):
+        yield "a bias beside masks, a score function or dropout", SLAB
+    if asked.bias:
+        yield "a bias", MOST_SCALED_DIM
+    if asked.score and asked.score.loads:
+        yield "a score function of captured arrays", MOST_SCALED_DIM
+    if asked.score and asked.dropout:
+        yield "a score function beside dropout", MOST_SCALED_DIM
+
+
+def is_wide(problem: Problem) -> bool:
+    """True if the warpgroups have the same keys, and each has half of the columns of their gradients."""
+    return max(problem.head_dim, problem.head_dim_v) > WIDE_DIM
+
+
+def block_cols(problem: Problem) -> int:
+    """Bc: 64 keys for each consumer warpgroup, whose registers hold their dK and dV; for both if heads are wide."""
+    return WARPGROUP_ROWS * (1 if is_wide(problem) else CONSUMERS)
 
 
 def block_rows(problem: Problem) -> int:
@@ -67,29 +91,33 @@ def refusal(problem: Problem, device: Device) -> str | None:
     if (widest := max(problem.head_dim, problem.head_dim_v)) > MOST_DIM:
         return f"the kernel takes d and d_v up to {MOST_DIM}, and this has {widest}"
     asked = problem.options
-    if asked.bias and (asked.masked or asked.score or asked.dropout) and widest > MOST_BIASED_DIM:
-        return (
-            f"the kernel takes a bias beside masks, a score function and dropout with d and d_v up to {MOST_BIASED_DIM}, "
-            f"and this has {widest}"
-        )
+    for words, most in _most_dims(asked):
+        if widest > most:
+            return f"the kernel takes {words} with d and d_v up to {most}, and this has {widest}"
     if lacking := refused(asked, "fa3 backward"):
         return f"the kernel has no place for {OPTIONS[lacking].words}"
-    if problem.seqlen_k > MOST_BLOCKS * BLOCK_COLS:
-        return f"the kernel takes up to {MOST_BLOCKS * BLOCK_COLS:,} keys, and this has {problem.seqlen_k:,}"
+    if problem.seqlen_k > (most := MOST_BLOCKS // adders(problem) * block_cols(problem)):
+        return f"the kernel takes up to {most:,} keys, and this has {problem.seqlen_k:,}"
     return fa3_tiles.refusal(problem, device)
+
+
+def adders(problem: Problem) -> int:
+    """Warps of a thread block that each add a part of dQ: the consumers' if heads are wide, from registers."""
+    return WARPS if is_wide(problem) else 1
 
 
 def rooms(problem: Problem, rows: int) -> tuple[Room, ...]:
     """Bytes of shared memory by contents: K and V, through which dK and dV leave, the rings, dS of this turn and of the one before,
-    dQ, and the barriers with what tells whether a slot has a row of large scores."""
+    dQ unless heads are wide, and the barriers with what tells whether a slot has a row of large scores."""
     k, v = slab_bytes(problem.head_dim), slab_bytes(problem.head_dim_v)
-    whole = -(-problem.head_dim // 16) * 16
+    whole, cols = -(-problem.head_dim // 16) * 16, block_cols(problem)
+    of_sums = 0 if is_wide(problem) else (rows + SUMMED_ROWS * problem.options.packed) * whole * WORD
     return (
-        Room("K", BLOCK_COLS * k),
-        Room("V", BLOCK_COLS * v),
+        Room("K", cols * k),
+        Room("V", cols * v),
         Room("Q, dO", STAGES * rows * (k + v)),
-        Room("dS", 2 * BLOCK_COLS * slab_bytes(rows)),
-        Room("dQ", (rows + SUMMED_ROWS * problem.options.packed) * whole * WORD),
+        Room("dS", 2 * cols * slab_bytes(rows)),
+        Room("dQ", of_sums),
         Room("L, D", STAGES * rows * FLOATS_OF_ROW * WORD),
         Room("barriers", BARRIER_BYTES * (4 + 6 * STAGES) + WORK_BYTES + WORD * STAGES),
         Room("mask's tiles", block_mask_column_bytes(problem, rows)),
@@ -107,7 +135,7 @@ def fit(problem: Problem, device: Device) -> TileSize:
             f"fa3's backward needs {need:,} bytes of SRAM; {device.name} gives a block {device.sram_per_block:,} bytes"
         )
     return TileSize(
-        rows, BLOCK_COLS, f"a producer and {CONSUMERS} consumer warpgroups; {need:,} of {device.sram_per_block:,} bytes"
+        rows, block_cols(problem), f"a producer and {CONSUMERS} consumer warpgroups; {need:,} of {device.sram_per_block:,} bytes"
     )
 
 
@@ -135,6 +163,14 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
     def state_words(self) -> int | None:
         """None if thread blocks add to dQ one after the other: each has its turn then."""
         return None if self.deterministic else super().state_words
+
+    @property
+    def launches(self) -> tuple[GradientsLaunch, ...]:
+        return (GradientsLaunch(dk=True, dv=True),)
+
+    @property
+    def readers(self) -> int:
+        return CONSUMERS if is_wide(self.problem) else 1
 
     def head_reads(self) -> tuple[Move, ...]:
         """Each consumer warp reads it anew, since query heads take turns; a mask's alone where it asks the mask."""
@@ -170,20 +206,21 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
         walk = replace(super()._main_walk(launch, parts, sums), loop="Ig", alternate=self.alternate)
         if not self.deterministic:
             return walk
-        return replace(walk, moves=(*walk.moves, Move(TURNS, BEGIN, write=True), Move(TURNS, VISIT, write=True)))
+        added = Move(TURNS, VISIT, write=True, times=adders(self.problem))
+        return replace(walk, moves=(*walk.moves, Move(TURNS, BEGIN, write=True), added))
 
     def workspaces(self) -> Mapping[str, Workspace]:
         turns = {"turns": Workspace(self.query_shape, "int32")} if self.deterministic else {}
         return {**super().workspaces(), **turns}
 
     def maps(self) -> Mapping[str, Box]:
-        boxes = {**MAPPED, "Q": self.block_rows, "dO": self.block_rows}
-        return {f"{name}_tiles": Box(name, rows, SLAB, fa3_tiles.SWIZZLE) for name, rows in boxes.items()}
+        rows = {"Q": self.block_rows, "dO": self.block_rows, "K": self.block_cols, "V": self.block_cols}
+        return {f"{name}_tiles": Box(name, rows.get(name, WARPGROUP_ROWS), SLAB, fa3_tiles.SWIZZLE) for name in MAPPED}
 
     def kernels(self) -> tuple[Kernel, ...]:
         if reason := refusal(self.problem, self.device):
             raise ValueError(f"fa3's backward does not run this: {reason}")
-        if self.blocks != (runs := (block_rows(self.problem), BLOCK_COLS)):
+        if self.blocks != (runs := (block_rows(self.problem), block_cols(self.problem))):
             raise ValueError(f"fa3's backward runs blocks of Br {runs[0]} x Bc {runs[1]}; the tiling asks for {self.tiling.used}")
         return super().kernels()
 
@@ -196,7 +233,13 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
         consumer, producer = REGISTERS
         return (
             *self.constants(),
-            *named(STAGES=STAGES, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer, PING_PONG=int(PING_PONG)),
+            *named(
+                STAGES=STAGES,
+                CONSUMERS=CONSUMERS,
+                CONSUMER_REGISTERS=consumer,
+                PRODUCER_REGISTERS=producer,
+                PING_PONG=int(PING_PONG),
+            ),
             *tile_constants(self),
             *named(ORDERED=int(self.deterministic), DBIAS=int(self.dbias)),
         )

@@ -42,11 +42,16 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
 def show(report: Report, request: ProblemRequest, everything: bool) -> None:
     """Show the blocks and how they are run as text."""
     used, grid, limit = report["tiling"]["used"], report["grid"], report["device"]["sram_per_block"]
+    keys, consumers, wide = fa3_tiles.WARPGROUP_ROWS, fa3_backward.CONSUMERS, used["block_cols"] == fa3_tiles.WARPGROUP_ROWS
+    owned = (
+        f"{keys} keys, of whose gradients each of {consumers} consumer warpgroups has half of the columns in registers, beside"
+        if wide
+        else f"{keys} keys for each of {consumers} consumer warpgroups, whose registers hold dK and dV of them,"
+    )
     say(
-        f"A thread block has K_j and V_j, {fa3_tiles.WARPGROUP_ROWS} keys for each of {fa3_backward.CONSUMERS} consumer "
-        "warpgroups, whose registers hold dK and dV of them, S and dP of a turn; Q_i and dO_i pass by. Registers leave no choice: "
-        f"Br is 128 where d and d_v are at most {fa3_tiles.SLAB} and nothing is asked for each score (a mask, a bias, dropout), "
-        "else 64."
+        f"A thread block has K_j and V_j, {owned} S and dP of a turn; Q_i and dO_i pass by. Registers leave no choice: Br is 128 "
+        f"where d and d_v are at most {fa3_tiles.SLAB} and nothing is asked for each score (a mask, a bias, a score function, "
+        "dropout), else 64."
     )
     click.echo()
     say(
@@ -61,7 +66,8 @@ def show(report: Report, request: ProblemRequest, everything: bool) -> None:
     say(f"{grid['thread_blocks']:,} thread blocks, one a multiprocessor, {report['device']['sm_count']} at a time{turns}.")
     click.echo()
     say(
-        "dQ is summed in HBM by bulk additions of float32 from shared memory: in no order, so that its last bits may differ from "
+        f"dQ is summed in HBM by additions of float32 from {'registers' if wide else 'shared memory, in bulk'}: in no order, so "
+        "that its last bits may differ from "
         "call to call; deterministic, thread blocks of a head add one after the other, by their keys. Here "
         + ("deterministic:" if report["deterministic"] else "in any order (--deterministic is the other way):")
     )

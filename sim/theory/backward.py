@@ -14,8 +14,7 @@ from cupyflash.request.score_sums import LARGEST, sum_field
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule
 from cupyflash.schedules.fa1_backward import Fa1BackwardSchedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule, SumsSchedule
-from cupyflash.schedules.fa2_backward_tiles import launches
-from cupyflash.schedules.fa3_backward import WARPS, Fa3BackwardSchedule
+from cupyflash.schedules.fa3_backward import WARPS, Fa3BackwardSchedule, adders
 from cupyflash.schedules.row_bases import RowBasesSchedule
 from cupyflash.sim.theory import forms
 from cupyflash.sim.theory.forms import FLOAT32, blocks_in
@@ -65,7 +64,7 @@ def _varlen(schedule: VarlenBackwardSchedule) -> Iterator[tuple[int, Traffic]]:
     for one, count in schedule.sequences().items():
         yield count, backward_traffic(one)
     k, q = searched_bytes(p.kv_heads, p.batch, packed.total_k, schedule.block_cols)
-    yield len(launches(p)), Traffic.of({"cu_seqlens_q": q, "cu_seqlens_k": k}, {})
+    yield len(schedule.launches), Traffic.of({"cu_seqlens_q": q, "cu_seqlens_k": k}, {})
     q, k = searched_bytes(p.heads, p.batch, packed.total_q, schedule.by_rows.block_rows)
     launched = sum(len(each.ways) if isinstance(each, SumsSchedule) else 1 for each in schedule.beside)
     yield launched, Traffic.of({"cu_seqlens_q": q, "cu_seqlens_k": k}, {})
@@ -155,11 +154,11 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     visits = _visits(schedule, keys, heads)
     R = visits.row_visits
     Nq, atomics = group * p.seqlen_q, schedule.sums_queries
-    loaded, made = _loaded(schedule, keys, heads), len(launches(p))
+    loaded, made = _loaded(schedule, keys, heads), len(schedule.launches)
     copied = R + _rows_behind(schedule, keys, heads)
     scores, asked = _mask_bytes(schedule, keys, heads, by_tiles=schedule.by_tiles), _asked(schedule, keys, heads)
     col_blocks = blocks_in(p.seqlen_k, schedule.block_cols)
-    beside = scores
+    beside = Counter({name: schedule.readers * nbytes for name, nbytes in scores.items()})
     if schedule.by_tiles:
         of_keys = sum(times * columns_of(schedule, keys, None if kept is None else kept.visited) for times, kept in heads)
         beside += head_bytes(p, group * col_blocks) + tile_bytes(p, R, of_keys, asked.row_visits, of_keys)
@@ -170,7 +169,9 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     added = Counter(dQ_acc=sums, dbias=scores["bias"] // p.bias_itemsize * FLOAT32 * schedule.dbias)
     turns = Counter[str]()
     if isinstance(schedule, Fa3BackwardSchedule) and schedule.deterministic and p.seqlen_q:
-        turns["turns"] = INT32 * (Nq + visits.blocks + col_blocks)  # 0 for each row; a visit adds 1; a thread block counts itself
+        turns["turns"] = INT32 * (
+            Nq + adders(p) * visits.blocks + col_blocks
+        )  # 0 for each row; a visit adds 1 or more; a thread block counts itself
     read = {
         "Q": made * copied,
         "K": made * loaded,
