@@ -12,6 +12,7 @@ template <int LANES = 4> __device__ __forceinline__ float sink_of(const Params& 
 __device__ __forceinline__ float join_sink(float& L, float sink) {
   const float of_keys = L;
   if (!SINKS || sink == NEG_INF) return 1.f;
-  L = fmaxf(of_keys, sink) + log1pf(expf(-fabsf(of_keys - sink)));
-  return expf(of_keys - L);
+  const float smaller = expf(-fabsf(of_keys - sink));
+  L = fmaxf(of_keys, sink) + log1pf(smaller);
+  return (of_keys < sink ? smaller : 1.f) / (1.f + smaller);
 }
