@@ -360,7 +360,7 @@ __device__ __forceinline__ void wait_for_turn(const int* added, unsigned before)
   unsigned found;
   do {
     asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(found) : "l"(__cvta_generic_to_global(added)) : "memory");
-  } while (found % BEGUN < before);
+  } while (WIDE ? found % BEGUN < before : found % BEGUN != before);  // of wide heads this block's own warps may have added
   asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added behind it is added after the others'
 }
 __device__ __forceinline__ void pass_turn_on(int* added) {

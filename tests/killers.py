@@ -56,7 +56,7 @@ from cupyflash.sim.verification import DrawnInputs, has_cache, run_drawn, score_
 
 LIST = Path(__file__).with_suffix(".toml")
 SPENT = Path(__file__).with_name("killers_spent.json")
-A100 = Device.named("A100-40GB")
+A100, H100 = Device.named("A100-40GB"), Device.named("H100-SXM")
 SEED = 2**40 + 77
 INCLUDED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
@@ -149,7 +149,8 @@ class Killer:
             return self._with_mask()
         r = self.request
         if self.packed and r.backward:
-            return plan_varlen_backward(r.problem, r.device, self.sequences, r.tiling, deterministic=r.deterministic)
+            how: dict[str, Any] = {"deterministic": r.deterministic, "algorithm": r.algorithm}
+            return plan_varlen_backward(r.problem, r.device, self.sequences, r.tiling, **how)
         if self.packed:
             return plan_varlen(r.problem, r.device, self.sequences, r.tiling, lse=r.lse, algorithm=r.algorithm)
         if self.dbias:
@@ -239,7 +240,8 @@ class Killer:
         kind, n_k, *how = self.large.split()
         arrays, options = test_magnitudes.pose("float16", 13, -3, kind, int(n_k))
         problem = Inputs.of(*arrays[:3], **options).problem
-        return plan_backward(problem, A100, "fa2", (16, 32), deterministic=bool(how)), arrays, options
+        where = (H100, "fa3", None) if "fa3" in how else (A100, "fa2", (16, 32))
+        return plan_backward(problem, *where, deterministic="deterministic" in how), arrays, options
 
     def _of_large_scores(self) -> None:
         schedule, arrays, options = self._large()
