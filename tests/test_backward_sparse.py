@@ -88,9 +88,9 @@ def run_packed(
     return execution, numbers
 
 
-def check_packed(schedule: VarlenBackwardSchedule) -> BackwardExecution:
+def check_packed(schedule: VarlenBackwardSchedule, score: Score | None = None) -> BackwardExecution:
     """All that must hold of one execution."""
-    execution, numbers = run_packed(schedule)
+    execution, numbers = run_packed(schedule, score=score)
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
     assert all(each.good for each in numbers), numbers

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import test_magnitudes
+import test_score_sums
 from hypothesis import strategies as st
 from test_backward_sparse import check_packed
 from test_l2_calls import ALL
@@ -93,7 +94,7 @@ def test_random_packed_sequences(data: st.DataObject) -> None:
     seqlens = (*data.draw(st.lists(lengths, max_size=3)), (1 + one.seqlen_q // 2, 1 + one.seqlen_k // 2))  # of none there is no map
     problem = replace(one, batch=len(seqlens)).asking(sinks=False)
     schedule = plan_varlen_backward(problem, H100, seqlens, algorithm="fa3", deterministic=data.draw(st.booleans()))
-    check_packed(schedule)
+    check_packed(schedule, next((each for each in SCORES if each.form == problem.options.score), None))
     behind = l2.run(schedule, l2=ALL)
     assert behind.asked == theory.traffic(schedule)
 
@@ -132,14 +133,15 @@ def gradients(problem: Problem, deterministic: bool, seeds: Iterable[int | None]
 @pytest.mark.parametrize(("d", "deterministic"), [(64, True), wide(128, True), wide(192, True), wide(256, True)])
 def test_the_same_bits_in_every_order(d: int, deterministic: bool) -> None:
     """All that is not summed by additions in HBM, whose order is free, is the same whatever the order of warps."""
-    problem = Problem(1, 2, 1, 200, 520, d, "float16", causal=True)
-    assert len(gradients(problem, deterministic, (None, *range(4 * MORE)))) == 1
+    wide_heads = d > 128  # whose warps poll the word of a row block's turn, which takes the machine long
+    problem = Problem(1, 2, 1, 60 if wide_heads else 200, 130 if wide_heads else 520, d, "float16", causal=True)
+    assert len(gradients(problem, deterministic, (None, *range(MORE if wide_heads else 4 * MORE)))) == 1
 
 
 @pytest.mark.parametrize(("resident", "d"), [(1, 64), wide(3, 64), wide(2, 192)])
 def test_no_deadlock_whatever_blocks_are_resident(resident: int, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thread blocks that wait for others, when the GPU holds few of them at a time, in any order: the same bits."""
-    problem = Problem(1, 4, 2, 140, 390 if d == 64 else 200, d, "float16", causal=True)
+    problem = Problem(1, 4, 2, 140, 390, d, "float16", causal=True) if d == 64 else Problem(1, 4, 2, 60, 200, d, "float16")
     everyone = gradients(problem, True, (None,))
     monkeypatch.setattr(ptx_machine, "COMMUNICATING_LANES", resident * 384)
     usual, blocks = Geometry.position, 2 * 4
@@ -153,11 +155,13 @@ def test_no_deadlock_whatever_blocks_are_resident(resident: int, d: int, monkeyp
         assert gradients(problem, True, (None,)) == everyone
 
 
-@pytest.mark.parametrize("dtype", ["float16", wide("bfloat16")])
-def test_scores_of_any_size(dtype: str) -> None:
-    """From tiny ones to those of which float32 rounds L too far: rows are then relative to their own largest score."""
+@pytest.mark.parametrize(("dtype", "score"), [("float16", ""), wide("bfloat16", ""), wide("float16", "where(k < 7, s, s)")])
+def test_scores_of_any_size(dtype: str, score: str) -> None:
+    """From tiny ones to those of which float32 rounds L too far: rows are then relative to their own largest score; with a score
+    function, too."""
     for powers in test_magnitudes.POWERS[dtype][:: 1 if dtype == "bfloat16" else 3]:
         (q, k, v, dout), options = test_magnitudes.pose(dtype, *powers, "causal", 60)
+        options |= {"score": Score(score)} if score else {}
         out, lse = reference(q, k, v, **options)
         with cupyflash.simulated_device(H100):
             made = cupyflash.attention_backward(
@@ -212,6 +216,42 @@ def test_a_bias_gradients_bytes() -> None:
     dbias = np.zeros((2, 4, 140, 190), np.float32)
     found = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), **masks, dbias=dbias)
     assert theory.traffic(schedule) == replay(schedule) == found.traffic and found.findings == ()
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("d", [40, 128, 192])
+def test_a_score_functions_gradients(d: int) -> None:
+    """Those of captured arrays beside dQ, dK and dV, by fa2's numbers; with a bias, whose gradient is without the derivative."""
+    score, asked = SCORES[1], {"causal": True, "algorithm": "fa3", "return_dscore": True}
+    (q, k, v), dout = (
+        draw(problem := Problem(1, 6, 2, 70, 150, d, "float16")),
+        draw_gradient(Problem(1, 6, 2, 70, 150, d, "float16")),
+    )
+    beside: dict[str, Any] = {"score": score}
+    if d <= 64:
+        beside |= {"bias": np.random.default_rng(1).standard_normal((70, 150)).astype(np.float16), "return_dbias": True}
+    with cupyflash.simulated_device(H100):
+        given = {name: each for name, each in beside.items() if name != "return_dbias"}
+        out, lse = cupyflash.attention(q, k, v, causal=True, return_lse=True, **given)
+        made, as_fa2 = (
+            cupyflash.attention_backward(dout, q, k, v, out, lse, **asked | {"algorithm": name}, **beside)
+            for name in ("fa3", "fa2")
+        )
+    for ours, theirs in zip(made[:-1], as_fa2[:-1], strict=True):
+        np.testing.assert_allclose(ours.astype("f"), theirs.astype("f"), rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(made[-1]["a"], as_fa2[-1]["a"], rtol=1e-3, atol=1e-3)
+    numbers = measure_gradients(
+        dict(zip(("dQ", "dK", "dV"), made[:3], strict=True)), dout, Inputs.of(q, k, v, causal=True, **given)
+    )
+    assert all(each.good for each in numbers.values()), problem
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_bytes_of_captured_arrays_gradients(deterministic: bool) -> None:
+    problem = Problem(1, 6, 2, 70, 150, 72, "float16", causal=True, score=SCORES[1].form)
+    schedule = plan_backward(problem, H100, "fa3", deterministic=deterministic, dscore=("a",))
+    assert test_score_sums.check(schedule, SCORES[1])["dscore_a"].all()
 
 
 @pytest.mark.wide

@@ -193,12 +193,15 @@ OF_ANY_LENGTH = Score(
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("dtype", "deterministic"), [("float16", False), ("float32", True)])
-def test_packed_sequences(dtype: str, deterministic: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "deterministic", "algorithm"), [("float16", False, "fa2"), ("float32", True, "fa2"), ("float16", True, "fa3")]
+)
+def test_packed_sequences(dtype: str, deterministic: bool, algorithm: str) -> None:
     """Sums over all sequences, whose errors add up; and the bounds by which each launch finds its rows."""
     names, form = ("cap", "gain", "learned", "near", "table"), OF_ANY_LENGTH.form
     problem = Problem(4, 2, 1, 18, 17, 16, dtype, packed=True, causal=True, score=form)
-    schedule = plan_varlen_backward(problem, A100, SEQLENS, deterministic=deterministic, dscore=names)
+    device = A100 if algorithm == "fa2" else Device.named("H100-SXM")
+    schedule = plan_varlen_backward(problem, device, SEQLENS, algorithm=algorithm, deterministic=deterministic, dscore=names)
     q, k, v, cu_q, cu_k = packed(SEQLENS, 2, 1, 16, 16, dtype)
     dout = RNG.standard_normal(q.shape).astype(np.float32).astype(q.dtype)
     asked: dict[str, Any] = {"causal": True, "score": OF_ANY_LENGTH}

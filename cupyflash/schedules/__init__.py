@@ -378,8 +378,8 @@ def _require_sums(problem: Problem, algorithm: str, dscore: object) -> None:
         raise TypeError(f"dscore must be a tuple of names of captured arrays, got {dscore!r}")
     if dscore:
         asked_sums(problem.options.score, dscore, "dscore")
-    if dscore and algorithm != "fa2":
-        what = f"algorithm {algorithm!r}, which has no gradients of captured arrays: 'fa2' has"
+    if dscore and algorithm not in ("fa2", "fa3"):
+        what = f"algorithm {algorithm!r}, which has no gradients of captured arrays: 'fa2' and 'fa3' have"
         raise ValueError(f"dscore (a call's return_dscore) must be empty for {what}")
 
 

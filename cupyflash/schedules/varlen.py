@@ -260,6 +260,7 @@ class Fa3VarlenBackwardSchedule(VarlenBackwardSchedule, Fa3BackwardSchedule):
                 self.device,
                 self.tiling,
                 deterministic=self.deterministic,
+                dscore=self.dscore,
                 of_rows=of_rows,
                 room_q=each[1],
                 room_k=each[2],
