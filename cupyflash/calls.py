@@ -106,16 +106,17 @@ def attention_backward(
     with `deterministic` as integers of 64 bits, multiples of a fraction of the largest term, for which S and dP are computed twice
     more. Scores whose weight is 0 add nothing.
 
-    `algorithm`: "auto", the default, is "fa3" on a Hopper that accepts the call (half types, d and d_v up to 128, no mask,
-    bias, `score` or dropout), else "fa2" (FlashAttention-2). Both sum dq by additions in memory, in float32, in no order. With
-    `deterministic` "fa3" adds in one order, and "fa2" uses a kernel of its own for dq: the same bits each time. "fa1"
-    (FlashAttention's Algorithm 4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured,
-    up to a d of 256; they always give the same bits. "standard" rounds S as its forward did: `score_dtype` is that call's.
+    `algorithm`: "auto", the default, is "fa3" on a Hopper that accepts the call (half types, d and d_v up to 256, no block mask;
+    `cupyflash explain --backward` says why it does not), else "fa2" (FlashAttention-2). Both sum dq by additions in memory, in
+    float32, in no order. With `deterministic` "fa3" adds in one order, and "fa2" uses a kernel of its own for dq: the same bits
+    each time. "fa1" (FlashAttention's Algorithm 4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to
+    be measured, up to a d of 256; they always give the same bits. "standard" rounds S as its forward did: `score_dtype` is that
+    call's.
 
     Returns arrays of q's dtype on q's device, of the shapes of q, k and v; with `sinks` their float32 gradient ("fa2", "fa3"); with
-    `return_dbias` also the bias's gradient, of its shape and dtype ("fa2"; along broadcast axes atomics add it up, which
+    `return_dbias` also the bias's gradient, of its shape and dtype ("fa2", "fa3"; along broadcast axes atomics add it up, which
     `deterministic` refuses); with `return_dscore` last a dict of the gradients of captured arrays by name, of their shapes and
-    dtypes ("fa2"). Raises as `attention` does.
+    dtypes ("fa2", "fa3"). Raises as `attention` does.
     """
     gradients: tuple[Any, ...] = BACKWARD({"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, **asked})
     return gradients

@@ -42,7 +42,7 @@ MOST_DIM = 256
 WIDE_DIM = 128
 """Beyond it they do not hold all columns of dK and dV of 64 keys: warpgroups share those."""
 MOST_SCALED_DIM = 192
-"""The most that they may be beside a bias or what a score function reads, whose addresses take registers."""
+"""The most that they may be beside a bias, dropout or what a score function reads, whose addresses and numbers take registers."""
 FLOATS_OF_ROW = 3
 """Numbers of each row in a slot: two that its exponents are relative to, and D."""
 WORD = 4
@@ -65,8 +65,8 @@ def _most_dims(asked: Options) -> Iterator[tuple[str, int]]:
         yield "a bias", MOST_SCALED_DIM
     if asked.score and asked.score.loads:
         yield "a score function of captured arrays", MOST_SCALED_DIM
-    if asked.score and asked.dropout:
-        yield "a score function beside dropout", MOST_SCALED_DIM
+    if asked.dropout:
+        yield "dropout", MOST_SCALED_DIM
 
 
 def is_wide(problem: Problem) -> bool:
