@@ -96,7 +96,8 @@ def test_the_backward_s_commands_are_of_what_a_hopper_runs() -> None:
     assert found["algorithm"] == "fa3" and list(found["algorithms"])[:2] == ["fa3", "fa2"]
     other = report(PREDICT, *ON_H100, "--backward", "--algorithm", "fa2")
     assert other["algorithms"]["fa2"]["total_bytes"] == found["algorithms"]["fa2"]["total_bytes"]
-    assert report(PREDICT, *ON_H100, "--backward", "--score", "2 * s")["algorithm"] == "fa2"
+    assert report(PREDICT, *ON_H100, "--backward", "--score", "2 * s")["algorithm"] == "fa3"
+    assert report(PREDICT, *ON_H100, "--backward", "--score", "2 * s", "--bias", "--head-dim", "80")["algorithm"] == "fa2"
 
 
 @pytest.mark.parametrize(

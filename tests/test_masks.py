@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -362,7 +363,10 @@ def test_calls_that_are_refused() -> None:
     q, k, v = arrays()
     problem, hopper = posed(q, k, v, mask_of(TEXTS["prefix"])), Device.named("H100-SXM")
     for refused, said in (
-        (lambda: plan_backward(problem.asking(score=Score("2 * s").form), hopper, "fa3").kernels(), "score"),
+        (
+            lambda: plan_backward(replace(problem, head_dim=72, head_dim_v=72).asking(bias=True), hopper, "fa3"),
+            "a bias beside masks",
+        ),
         (lambda: plan_varlen(problem, A100), "attention_varlen has no place for a mask's pattern"),
         (lambda: execute(plan(problem, A100), q, k, v, mask=STEPS), "another mask function"),
         (
