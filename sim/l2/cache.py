@@ -114,6 +114,10 @@ class Requests:
         """The same as those of another move, which reads or writes."""
         return replace(self, move=np.full_like(self.turn, move), write=np.full_like(self.turn, write))
 
+    def by(self, threads: int) -> Requests:
+        """The same by so many threads, each of which requests all of it."""
+        return replace(self, times=self.times * threads, asked=self.asked * threads)
+
     @classmethod
     def of_elements(cls, turn: Array, at: Array, often: Array, itemsize: int, *, whose: Array | None = None) -> Requests:
         """Return requests for elements at these addresses, each `often`, by sectors. Neighbouring elements are one request if

@@ -187,7 +187,7 @@ class PlayedWalk(PlayedLaunch):
     def _row_blocks(self, move: Move, tensor: PlacedTensor, at: MovedTiles) -> Requests:
         head = self.works.k[at.work] * self.walk.group + at.g  # the first one's, if it is none's own
         row = self._row(move, at, head, self._extent(move, at, "i")[0])
-        return tensor.of(at.turn, row, np.minimum(self.q.there[self.works.part[at.work]], 1))
+        return tensor.of(at.turn, row, np.minimum(self.q.there[self.works.part[at.work]], 1), times=move.times)
 
     def _search(self, move: Move, at: MovedTiles) -> Requests:
         assert self.bounds is not None
@@ -246,7 +246,7 @@ class PlayedWalk(PlayedLaunch):
             first, end = (each - (n_k - n_q)[:, None] for each in (first, end))
         end = np.where(n < rows[:, None], end, 0)
         names = self._names(at, head[:, None] + member, query, first)
-        return found.of_tiles(at.turn[:, None], names, first, end, alike=self.together == 1)
+        return found.of_tiles(at.turn[:, None], names, first, end, alike=self.together == 1).by(move.times)
 
     def _seen(self, at: MovedTiles, row: Array, of: Of, lo: Array, hi: Array) -> tuple[Array, Array]:
         """The keys of tiles from `lo` to before `hi` that rows see for their position."""
