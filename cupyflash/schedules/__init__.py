@@ -182,7 +182,8 @@ def choose_backward(problem: Problem, device: Device, tiling: TilingChoice = Non
     """The algorithm that "auto" chooses for a problem's gradients, with the reason: "fa3" if it runs, else "fa2", which has dropout
     of narrow heads, too.
 
-    Arguments as those of `choose`. On an H100 fa3 took about half of fa2's time (docs/measured.md).
+    Arguments as those of `choose`. On an H100 fa3 took about half of fa2's time (docs/measured.md); of d above 128, which no GPU
+    has timed, the clock has it at 0.7 (docs/kernels.md).
     """
     if tiling is not None:
         return Choice("fa2", "tiling= speaks of fa2's blocks")
@@ -195,7 +196,7 @@ def choose_backward(problem: Problem, device: Device, tiling: TilingChoice = Non
         return Choice("fa2", str(error))
     if problem.options.dropout and max(problem.head_dim, problem.head_dim_v) <= fa3_tiles.SLAB:
         return Choice("fa2", f"with dropout and heads of up to {fa3_tiles.SLAB} the clock has fa3 5 % faster, less than its error")
-    return Choice("fa3", "gradients by warpgroup products take about half the time")
+    return Choice("fa3", "gradients by warpgroup products take less time")
 
 
 def _splits_keys(problem: Problem) -> bool:
