@@ -46,6 +46,7 @@ from accounts import Accounts, Program, Registers
 
 from cupyflash import Device, Mask, Problem, Score, plan
 from cupyflash.arrays import MAX_ALIGNMENT
+from cupyflash.basics import Report
 from cupyflash.launch.resources import Resources, resources
 from cupyflash.schedules import (
     ALGORITHMS,
@@ -131,7 +132,7 @@ FA3_OWN = (
 # Of decoding: (query heads of a key head, queries), from one warp's rows to two tiles of them; and what a call brings.
 DECODE_ROWS = ((1, 1), (4, 1), (16, 2), (8, 8), (16, 8), (16, 20))
 DECODE_HEADS = (64, 128, 256, 96)
-DECODE_CALLS: tuple[tuple[dict[str, Any], Cache], ...] = (
+DECODE_CALLS: tuple[tuple[Report, Cache], ...] = (
     ({"causal": True}, Cache(appended=1)),
     ({"causal": True}, Cache(appended=4, page_size=16, pages=4096)),
     ({"window": WINDOW, "sinks": True, "score": SOFTCAP.form}, Cache(page_size=48, pages=4096)),
@@ -316,7 +317,7 @@ def posed(d: int, dtype: str, variant: Variant, value_dim: int | None = None) ->
     masks, narrow = variant
     size = DTYPES[dtype]
     alignment = size if narrow else math.gcd(d * size, (value_dim or d) * size, MAX_ALIGNMENT)
-    constants: dict[str, Any] = {name: WINDOW if name == "window" else True for name in masks}
+    constants: Report = {name: WINDOW if name == "window" else True for name in masks}
     return Problem(1, 1, 1, 4096, 4096, d, dtype, head_dim_v=value_dim, alignment=alignment, **constants)
 
 
@@ -498,7 +499,7 @@ def table(found: list[tuple[Job, str, int]], dirty: list[tuple[Job, Resources]])
                 yield f"{name:<20}{device.name:<12}{device.sm:>7}{len(taken):>10}{f'{min(taken)} to {max(taken)}':>12}{bad:>22}"
 
 
-def rows(made: Mapping[Job, tuple[Resources, ...]]) -> list[dict[str, Any]]:
+def rows(made: Mapping[Job, tuple[Resources, ...]]) -> list[Report]:
     """For JSON: every kernel that was compiled."""
     return [
         {"for": job.label, "device": job.device.name, "sm": job.device.sm} | asdict(needs) for job in made for needs in made[job]

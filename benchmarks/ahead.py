@@ -17,7 +17,6 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from checkout import ROOT
 
@@ -26,6 +25,7 @@ from machine import stand_in
 from records import Records, told
 
 from cupyflash import Device
+from cupyflash.basics import Report
 from cupyflash.schedules import Kernel
 from cupyflash.schedules.base import DoesNotFit
 
@@ -50,7 +50,7 @@ def processes() -> Executor:
 
 def compile_all(
     kernels: Iterable[Kernel], seconds: float, executor: Executor, compile_one: Callable[[Kernel], None] = compile_for_gpu
-) -> dict[str, Any]:
+) -> Report:
     """Compile kernels for at most `seconds`: how many were compiled, in what time, and the first error. The others are left out."""
     begun, errors, done = time.monotonic(), [], 0
     with executor:

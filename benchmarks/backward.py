@@ -10,7 +10,7 @@ TFLOP/s count 10 B H N^2 d, half when causal: five products for the forward's tw
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -27,6 +27,7 @@ from timing import Implementation, Pass, peers_of
 
 import cupyflash
 from cupyflash import Device, plan
+from cupyflash.basics import Report, Values
 from cupyflash.schedules import Kernel, TileSchedule, choose, fa3_backward, plan_backward
 
 DEFAULT, FIRST = "auto", "fa2"
@@ -51,7 +52,7 @@ def ours(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implem
         return out, lse
 
     def by(algorithm: str, deterministic: bool) -> Call:
-        options: dict[str, Any] = {"causal": case.causal, "algorithm": algorithm, "deterministic": deterministic}
+        options: Report = {"causal": case.causal, "algorithm": algorithm, "deterministic": deterministic}
         return lambda: cupyflash.attention_backward(dout, q, k, v, *forward(), **options)
 
     for name in names(machine.device, case):
@@ -77,7 +78,7 @@ PEERS = peers_of(accuracy.gradients, 4, theirs)
 BACKWARD = Pass("backward", 2.5, 4, ("dQ", "dK", "dV"), DEFAULT, ours, PEERS, accuracy.gradients, kernels)
 
 
-def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[str, Any], TileSchedule]]:
+def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Values, TileSchedule]]:
     """fa2 for each case of a half type, named as its measurement is, for the clock model."""
     for case in cases:
         if case.problem.itemsize == 2 and case.d <= WIDEST:

@@ -15,11 +15,10 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import checkout  # noqa: F401
 
@@ -27,6 +26,7 @@ import checkout  # noqa: F401
 import numpy as np
 
 from cupyflash import Device, Problem, plan
+from cupyflash.basics import Values
 from cupyflash.schedules import plan_backward
 from cupyflash.sim import ptx
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
@@ -135,7 +135,7 @@ def measured_seconds(call: Call, folder: Path = RESULTS) -> dict[str, float]:
     case = {"pass": call.direction, "d": call.d, "n": call.n, "causal": p.options.causal, "batch": p.batch, "heads": p.heads}
     found: dict[str, tuple[str, float]] = {}
     for path in files(folder):
-        run: Mapping[str, Any] = {}
+        run: Values = {}
         for line in lines_of(path):
             run = line if line["kind"] == "run" else run
             name = line.get("implementation", "")

@@ -21,6 +21,7 @@ from checkout import ROOT
 
 # isort: split
 from cupyflash import Device, Problem, plan
+from cupyflash.basics import Array
 from cupyflash.schedules import plan_backward
 from cupyflash.sim import execute, execute_backward
 from cupyflash.sim.ptx import Module
@@ -30,7 +31,7 @@ RNG = np.random.default_rng(0)
 DEVICE = Device.named("A100-40GB")
 
 
-def floats(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+def floats(*shape: int, dtype: Any = np.float32) -> Array:
     return RNG.standard_normal(shape).astype(dtype)
 
 

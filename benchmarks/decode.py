@@ -34,6 +34,7 @@ from timing import Implementation, Pass, peers_of
 import cupyflash
 from cupyflash import Device
 from cupyflash.arrays import MAX_ALIGNMENT
+from cupyflash.basics import Report
 from cupyflash.schedules import Cache, DecodeSchedule, Kernel, decode_tiles, plan_decode
 from cupyflash.sim import theory
 
@@ -69,7 +70,7 @@ def copies(s: DecodeSchedule) -> int:
     return -(-s.block_cols * decode_tiles.key_bytes(s.problem) // COPY // s.config.threads)
 
 
-def facts(s: DecodeSchedule) -> dict[str, Any]:
+def facts(s: DecodeSchedule) -> Report:
     """The figures of a schedule: `in_flight` are the bytes of a multiprocessor that has the fewest thread blocks."""
     together = min(s.candidate.resident, max(1, s.grid // s.device.sm_count))
     return {

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -34,6 +34,7 @@ from timing import Implementation, Pass, peers_of
 
 import cupyflash
 from cupyflash import Device, plan
+from cupyflash.basics import Report, Values
 from cupyflash.schedules import Kernel, TileSchedule, choose, fa2_tiles, fa3_tiles
 from cupyflash.sim import theory
 
@@ -43,7 +44,7 @@ NCU_METRICS = ("lts__t_bytes.sum", "dram__bytes_read.sum", "dram__bytes_write.su
 NCU_CASE = Case("float16", 64, 2048, False, 2, 8)
 
 
-def tiles(device: Device, case: Case) -> Iterator[tuple[str, tuple[int, int], Mapping[str, Any]]]:
+def tiles(device: Device, case: Case) -> Iterator[tuple[str, tuple[int, int], Values]]:
     """fa2's tiles that the model chooses between, its choice first: name, (Br, Bc), and what the model says of it."""
     for rank, each in enumerate(fa2_tiles.finalists(case.problem, device)):
         blocks = each.config.block_rows, each.config.block_cols
@@ -52,7 +53,7 @@ def tiles(device: Device, case: Case) -> Iterator[tuple[str, tuple[int, int], Ma
         yield f"{TILED} {size}" if rank else TILED, blocks, says
 
 
-def others(device: Device, case: Case) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def others(device: Device, case: Case) -> Iterator[tuple[str, Values]]:
     """The algorithms beside fa2, with what a model says of them: fa3 where it runs."""
     if not fa3_tiles.refusal(case.problem, device):
         best = fa3_tiles.choose(case.problem, device)
@@ -127,7 +128,7 @@ def first_calls(code: str, seconds: float) -> dict[str, dict[str, float]]:
     return found
 
 
-def profiled(case: Case, seconds: float) -> dict[str, Any]:
+def profiled(case: Case, seconds: float) -> Report:
     """ncu's bytes of one fa2 call beside the theory's; compared, not equated. RuntimeError where ncu does not answer."""
     if shutil.which("ncu") is None:
         raise RuntimeError("ncu is not on the PATH")
@@ -154,7 +155,7 @@ def ncu_metrics(text: str) -> dict[str, float]:
     }
 
 
-def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[str, Any], TileSchedule]]:
+def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Values, TileSchedule]]:
     """fa2's tiles for each case of a half type, named as their measurements are, for the clock model."""
     for case in cases:
         for name, blocks, _ in tiles(device, case) if case.problem.itemsize == 2 else ():

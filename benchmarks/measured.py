@@ -14,6 +14,7 @@ from checkout import ROOT
 # isort: split
 from performance import replaced
 
+from cupyflash.basics import Values
 from cupyflash.sim.clock.measured import read
 
 PAGE, RESULTS = ROOT / "docs" / "measured.md", ROOT / "benchmarks" / "results"
@@ -25,11 +26,11 @@ PEERS = {
 CASE = ("dtype", "d", "batch", "heads", "kv_heads", "n", "causal")
 
 
-def cases(what: str) -> dict[tuple[Any, ...], dict[str, Mapping[str, Any]]]:
+def cases(what: str) -> dict[tuple[Any, ...], dict[str, Values]]:
     """The measurements of a pass that have a time, by case and implementation."""
-    found: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
+    found: dict[tuple[Any, ...], dict[str, Values]] = {}
     for path in sorted(RESULTS.glob("*.jsonl"), key=lambda path: (len(path.stem), path.stem)):
-        of_file: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
+        of_file: dict[tuple[Any, ...], dict[str, Values]] = {}
         for line in read(path):
             if line.get("pass") == what and "seconds" in line and "invalid" not in line:
                 of_file.setdefault(tuple(line.get(name) for name in CASE), {})[line["implementation"]] = line
@@ -37,12 +38,12 @@ def cases(what: str) -> dict[tuple[Any, ...], dict[str, Mapping[str, Any]]]:
     return found
 
 
-def star(line: Mapping[str, Any]) -> str:
+def star(line: Values) -> str:
     """Marks a time that holds some of the host's."""
     return "*" if line["exposed"] else ""
 
 
-def told(line: Mapping[str, Any] | None, rate: str) -> str:
+def told(line: Values | None, rate: str) -> str:
     """Milliseconds, and the rate in brackets."""
     return f"{line['seconds'] * 1e3:.3f}{star(line)} ({line[rate]:,.0f})" if line else "-"
 

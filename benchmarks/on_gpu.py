@@ -21,9 +21,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from checkout import ROOT, environment
 
@@ -34,6 +33,7 @@ from command import surroundings
 from records import Budget, Records
 
 from cupyflash import Device
+from cupyflash.basics import Values
 from cupyflash.sim.clock.measured import read
 
 TABLE = ("forward", "backward", "decode")
@@ -120,7 +120,7 @@ def step(name: str, records: Path, folder: Path, given: argparse.Namespace, seco
     return status or compiled
 
 
-def ended(lines: Iterable[Mapping[str, Any]]) -> set[str]:
+def ended(lines: Iterable[Values]) -> set[str]:
     """The steps that came to their end in a file, well or not."""
     words = [str(line["reason"]).partition(": exit status ") for line in lines if line["kind"] == "end"]
     return {name for name, _, status in words if name in STEPS and status in ("0", "1")}

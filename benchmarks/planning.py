@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from checkout import environment
 
 # isort: split
 from cupyflash import Device, Problem, plan
+from cupyflash.basics import Report
 from cupyflash.sim import replay
 from cupyflash.sim.pictures.sweep import default_range, spaced, sweep
 
@@ -35,7 +35,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], env=environment(), capture_output=True, text=True, check=True)
 
 
-def imports(runs: int) -> dict[str, Any]:
+def imports(runs: int) -> Report:
     """Seconds to import cupyflash behind NumPy, and the modules that come with it: how many, and the slowest in microseconds."""
     listed = python("-X", "importtime", "-c", "import numpy; import sys; print(file=sys.stderr); import cupyflash").stderr
     modules = module_times(listed)
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=5, help="of which the fastest counts (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     given = parser.parse_args(argv)
-    found: dict[str, Any] = {"import": imports(given.runs)}
+    found: Report = {"import": imports(given.runs)}
     told = found["import"]
     print(
         f"importing cupyflash behind NumPy: {told['seconds']:.3f} s, {told['modules']} modules; the slowest, in us by themselves:"

@@ -26,6 +26,7 @@ from rate_chips import HOPPER, Chip, Gpu, Launch, Simulated
 from records import Records, told
 
 from cupyflash import Device
+from cupyflash.basics import Array, Report
 
 ROOM, HOPPER_ROOM = 98304, 196608  # power.cu's
 SECONDS, SETTLED, POLL_SECONDS = 0.85, 0.4, 0.004  # of a load; the share of it after which power is steady
@@ -108,7 +109,7 @@ class Meter:
         while self.nvml is not None and not self.over.wait(POLL_SECONDS):
             self.found.append((time.perf_counter() - self.begun, self.nvml.millijoules(), self.nvml.milliwatts()))
 
-    def told(self, seconds: float) -> dict[str, Any]:
+    def told(self, seconds: float) -> Report:
         """Watts once they are steady: from the energy between two changes of its counter, and the mean of momentary readings."""
         late = [each for each in self.found if each[0] > SETTLED * seconds and None not in each[1:]]
         edges = [b for a, b in pairwise(late) if a[1] != b[1]]
@@ -117,7 +118,7 @@ class Meter:
         return {"watts": by_energy, "watts at once": sum(each[2] for each in late) / len(late) / 1e3 if late else None}
 
 
-def measure(chip: Chip, launch: Launch, load: Load, seconds: float, numbers: Any, nvml: Nvml | None) -> dict[str, Any]:
+def measure(chip: Chip, launch: Launch, load: Load, seconds: float, numbers: Any, nvml: Nvml | None) -> Report:
     """Runs a load on all multiprocessors; its line."""
     blocks = chip.size(chip.device.sm_count, 2)
     series, stretches = chip.out(4 * SAMPLES), chip.out(1)
@@ -138,7 +139,7 @@ def measure(chip: Chip, launch: Launch, load: Load, seconds: float, numbers: Any
     }
 
 
-def told_series(taken: np.ndarray, settled: float) -> dict[str, Any]:
+def told_series(taken: Array, settled: float) -> Report:
     """MHz of a series: over all behind `settled` seconds, the median of stretches of work there, and how it went from the begin."""
     at = (taken[:, 1] - taken[0, 1]) / 1e9
     late = taken[at >= min(settled, at[-1] / 2)]
@@ -149,7 +150,7 @@ def told_series(taken: np.ndarray, settled: float) -> dict[str, Any]:
     return {"mhz": float(mhz), "busy mhz": float(np.median(busy)), "falls": falls, **whole}
 
 
-def shown(at: np.ndarray, taken: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray]]:
+def shown(at: Array, taken: Array) -> list[tuple[int, Array, Array]]:
     """The samples behind the times that are told, each with the next one."""
     places = dict.fromkeys(int(k) for k in np.searchsorted(at, SHOWN) if k + 1 < len(at))
     return [(k, taken[k], taken[k + 1]) for k in places]

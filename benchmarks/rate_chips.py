@@ -18,13 +18,14 @@ from machine import Nvml, stand_in
 from rate_steps import Timed
 
 from cupyflash import Device
+from cupyflash.basics import Array, Report
 from cupyflash.launch import cubins
 
 REPEATS, STEPS, TURNS = 5, 128, (4, 20)
 HOPPER = (9, 0)
 
 
-def span(stamps: np.ndarray) -> float:
+def span(stamps: Array) -> float:
     """The clocks from the first warp's begin to the last one's end; stamps: (warps, 2)."""
     return float(stamps[:, 1].max() - stamps[:, 0].min())
 
@@ -48,10 +49,10 @@ class Chip(ABC):
         """An array of bytes, zero."""
 
     @abstractmethod
-    def put(self, array: np.ndarray) -> Any: ...
+    def put(self, array: Array) -> Any: ...
 
     @abstractmethod
-    def get(self, array: Any) -> np.ndarray: ...
+    def get(self, array: Any) -> Array: ...
 
     @abstractmethod
     def seconds(self, call: Callable[[], Any], before: Callable[[], Any]) -> float:
@@ -91,7 +92,7 @@ class Chip(ABC):
         """The launch of a kernel that takes so many clocks."""
         return partial(self.kernels("busy"), (1,), (1,), (self.out(2), np.int64(self.size(clocks, 1))))
 
-    def stamps(self, launch: Launch, timed: Timed, threads: int, blocks: int, turns: int) -> np.ndarray:
+    def stamps(self, launch: Launch, timed: Timed, threads: int, blocks: int, turns: int) -> Array:
         """The begin and end of each warp of a repeated instruction."""
         warps = blocks * -(-threads // 32)
         out, cells = self.out(2 * warps), self.zeros(16 * 1024)
@@ -148,10 +149,10 @@ class Gpu(Chip):
     def zeros(self, size: int) -> Any:
         return self.cupy.zeros(size, np.uint8)
 
-    def put(self, array: np.ndarray) -> Any:
+    def put(self, array: Array) -> Any:
         return self.cupy.asarray(array)
 
-    def get(self, array: Any) -> np.ndarray:
+    def get(self, array: Any) -> Array:
         return array.get()  # type: ignore[no-any-return]
 
     def seconds(self, call: Callable[[], Any], before: Callable[[], Any]) -> float:
@@ -173,7 +174,7 @@ class Gpu(Chip):
         """Raises where the device does not answer any more."""
         self.stream.synchronize()
 
-    def clocks(self) -> dict[str, Any]:
+    def clocks(self) -> Report:
         return Nvml(self.cupy.cuda.Device().pci_bus_id).read()
 
 
@@ -211,10 +212,10 @@ class Simulated(Chip):
     def zeros(self, size: int) -> Any:
         return np.zeros(size, np.uint8)
 
-    def put(self, array: np.ndarray) -> Any:
+    def put(self, array: Array) -> Any:
         return array
 
-    def get(self, array: Any) -> np.ndarray:
+    def get(self, array: Any) -> Array:
         return np.asarray(array)
 
     def seconds(self, call: Callable[[], Any], before: Callable[[], Any]) -> float:
@@ -229,5 +230,5 @@ class Simulated(Chip):
     def check(self) -> None:
         pass
 
-    def clocks(self) -> dict[str, Any]:
+    def clocks(self) -> Report:
         return {}

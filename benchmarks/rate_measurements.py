@@ -14,6 +14,7 @@ from rate_chips import HOPPER, Chip, Launch, span
 from rate_steps import Timed
 
 from cupyflash import Device
+from cupyflash.basics import Array
 from cupyflash.sim.clock.rates import ChipRates, Constant
 
 MB = 1 << 20
@@ -31,7 +32,7 @@ def line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
     return float(value), float(slope)
 
 
-def two_groups(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+def two_groups(values: Sequence[float] | Array) -> tuple[float, float, float]:
     """The medians of the lower and the upper group of values, and the lower one's share: two means, the highest 2 % left out."""
     kept = np.sort(np.asarray(values, float))[: max(2, int(0.98 * len(values)))]
     low, high = kept[0], kept[-1]
@@ -44,7 +45,7 @@ def two_groups(values: Sequence[float] | np.ndarray) -> tuple[float, float, floa
     return float(np.median(kept[lower])), float(np.median(upper)), float(lower.mean())
 
 
-def gaps(blocks: np.ndarray) -> list[float]:
+def gaps(blocks: Array) -> list[float]:
     """The clocks from a block's end to the begin of the next one on its multiprocessor; blocks: (multiprocessor, begin, end)."""
     found: list[float] = []
     for number in np.unique(blocks[:, 0]):
@@ -174,7 +175,7 @@ def latencies_behind_l1(chip: Chip) -> Iterator[Found]:
     chip.kernels("own_addresses")((-(-count // 128),), (128,), (cells, np.int64(step), np.int32(count)))
     emptied = chip.size(4 * chip.device.l2_bytes, 8)
 
-    def each(repeats: int, kernel: str = "load_each") -> np.ndarray:
+    def each(repeats: int, kernel: str = "load_each") -> Array:
         chip.kernels(kernel)((1,), (1,), (cells, order, clocks, np.int64(step), np.int32(count), np.int32(repeats)))
         return chip.get(clocks).astype(float)
 
@@ -201,7 +202,7 @@ def latencies_behind_l1(chip: Chip) -> Iterator[Found]:
     )
 
 
-def grouped(share: float, clocks: np.ndarray) -> str:
+def grouped(share: float, clocks: Array) -> str:
     """A note on two groups of lines."""
     percentiles = ", ".join(f"{each:.0f}" for each in np.percentile(clocks, (1, 10, 50, 90, 99)))
     return f"the last repeat: {share:.0%} of {len(clocks)} lines in the lower group; 1, 10, 50, 90, 99 % of all: {percentiles}"

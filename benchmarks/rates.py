@@ -15,9 +15,8 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from checkout import ROOT, environment
 
@@ -29,6 +28,7 @@ from rate_measurements import MEASUREMENTS, Found, known, names
 from records import Budget, Records, attempt, told
 
 from cupyflash import Device
+from cupyflash.basics import Report, Values
 from cupyflash.sim.clock.measured import read
 
 SECONDS, SILENT_SECONDS = 45.0, 20.0  # of the whole; without a line after which a process is ended
@@ -42,7 +42,7 @@ def units() -> dict[str, str]:
     return {f"{group}.{name}": each["unit"] for group, constants in meanings.items() for name, each in constants.items()}
 
 
-def told_rate(found: Found, device: Device, unit: str | None) -> dict[str, Any]:
+def told_rate(found: Found, device: Device, unit: str | None) -> Report:
     """The line of a constant."""
     told_line = {"name": found.name, "value": found.value, "unit": unit, "spread": found.spread, "values": list(found.values)}
     table = known(device).get(found.name)
@@ -59,7 +59,7 @@ def measure(chip: Chip, wanted: Sequence[str], records: Records) -> int:
         try:
             for found in MEASUREMENTS[name](chip):
                 records.write("rate", {"measurement": name, **told_rate(found, chip.device, told_units.get(found.name))})
-            error: Mapping[str, Any] = {"value": time.perf_counter() - begun}
+            error: Values = {"value": time.perf_counter() - begun}
         except Exception as raised:
             error, status = {"error": told(raised)}, 1
         records.write("extra", {"name": name, **error})
@@ -103,7 +103,7 @@ def in_processes(wanted: Sequence[str], path: Path, budget: Budget, command: Seq
     return status
 
 
-def table(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def table(lines: Iterable[Values]) -> Iterator[str]:
     """The lines of a file: what was measured beside the table's value."""
     yield f"{'constant':34} {'measured':>10} {'spread':>8} {'table':>9} {'ratio':>6}    unit; the table's source"
     for each in lines:

@@ -31,6 +31,8 @@ from typing import Any
 
 from checkout import ROOT
 
+from cupyflash.basics import Report, Values
+
 LONGEST_TEXT = 300
 
 
@@ -46,7 +48,7 @@ class Records:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._file = path, path.open("a", encoding="utf-8")
 
-    def write(self, kind: str, line: Mapping[str, Any]) -> None:
+    def write(self, kind: str, line: Values) -> None:
         self._file.write(json.dumps(finite({"kind": kind, **line}), allow_nan=False) + "\n")
         self._file.flush()
 
@@ -78,7 +80,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def attempt(found: Callable[[], Any]) -> dict[str, Any]:
+def attempt(found: Callable[[], Any]) -> Report:
     """{"value": what it gives}, or {"error": what it raised, in short}. Only what ends the program goes through."""
     try:
         return {"value": found()}

@@ -34,6 +34,7 @@ from records import Budget, Records, told
 
 import cupyflash
 from cupyflash import Device
+from cupyflash.basics import Report
 from cupyflash.distributed import ring_attention, ring_attention_backward, shard, threads
 from cupyflash.distributed.communicator import Communicator, as_communicator
 from cupyflash.sim.cli.commands.problems import DEFAULT_LINK, bytes_a_second
@@ -135,7 +136,7 @@ class Ranks:
         self.given, self.comm, self.machine = comm, as_communicator(comm), machine
         self.link, self.repeats = link, repeats
 
-    def measure(self, case: GroupedCase) -> Iterator[dict[str, Any]]:
+    def measure(self, case: GroupedCase) -> Iterator[Report]:
         """A line for each way and pass; on one rank all lines are whole."""
         alone = self.agreed(lambda: self.one_device(case))
         whole = self.machine.draw(case, 0, 4)

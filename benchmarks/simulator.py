@@ -27,6 +27,7 @@ from checkout import ROOT, environment
 from records import commit
 
 from cupyflash import Device, Problem, plan
+from cupyflash.basics import Array, Report
 from cupyflash.sim import Execution, execute
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
@@ -41,7 +42,7 @@ def forward(algorithm: str, n: int, causal: bool = False, seed: int | None = Non
     return found
 
 
-def drawn(shape: tuple[int, ...]) -> list[np.ndarray]:
+def drawn(shape: tuple[int, ...]) -> list[Array]:
     """Q, K and V."""
     rng = np.random.default_rng(0)
     return [rng.standard_normal(shape).astype(np.float16) for _ in range(3)]
@@ -84,7 +85,7 @@ def timed(call: Callable[[], object]) -> float:
     return time.process_time() - begun
 
 
-def cost(largest: int) -> list[dict[str, Any]]:
+def cost(largest: int) -> list[Report]:
     """Seconds, warp instructions and peak memory against N."""
     rows = []
     for algorithm in ("fa1", "fa2"):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cupyflash.arrays import AnyArray, address, array_dtype, is_number, require_places
+from cupyflash.basics import Report, Values
 from cupyflash.launch.dispatch import as_array, device_of, on_gpu, refuse_written, target
 from cupyflash.launch.launcher import Prepared
 from cupyflash.launch.simulated import Simulation, run_simulated
@@ -73,7 +74,7 @@ def _merged(axes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return merged
 
 
-def softmax_values(x: AnyArray, y: AnyArray, rows: Rows) -> dict[str, Any]:
+def softmax_values(x: AnyArray, y: AnyArray, rows: Rows) -> Report:
     """The values of the softmax kernels' struct, with the arrays in place of their addresses."""
     sizes = {"rows": rows.rows, "n": rows.cols, "x_step": rows.steps[0], "y_step": rows.steps[1]}
     for name, (length, x_stride, y_stride) in zip(OUTER_AXES, rows.outer, strict=True):
@@ -125,7 +126,7 @@ def softmax(x: Any, *, algorithm: str = "online", axis: int = -1, out: Any | Non
     return out
 
 
-def _run(schedule: SoftmaxSchedule, simulation: Simulation | None, values: Mapping[str, Any]) -> None:
+def _run(schedule: SoftmaxSchedule, simulation: Simulation | None, values: Values) -> None:
     if simulation is None:
         Prepared(schedule.kernels(), values).launch(values)
         return

@@ -8,7 +8,7 @@ beside zeros in k, do not change scores, and W is applied to them too. Second or
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Unpack
@@ -16,6 +16,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from cupyflash.arrays import check_array, require_dtype, require_shape
+from cupyflash.basics import Report, Values
 from cupyflash.calls import attention, attention_backward
 from cupyflash.expressions.tree import Number
 from cupyflash.launch.dispatch import as_arrays, on_gpu
@@ -77,7 +78,7 @@ def attention_double_backward(
 class _Weights:
     """A call's softmax weights P, by what calls make of them. Arrays are in float32, None for a tangent of zero."""
 
-    def __init__(self, arrays: Mapping[str, Any], asked: Mapping[str, Any], dtype: Any, gpu: bool) -> None:
+    def __init__(self, arrays: Values, asked: Values, dtype: Any, gpu: bool) -> None:
         self.arrays, self.asked, self.dtype = arrays, asked, dtype
         self.array = sys.modules["cupy"] if gpu else np
         self.held: AbstractContextManager[None] = held_for_graph(gpu)
@@ -85,7 +86,7 @@ class _Weights:
         self.room = USUAL_HEAD_DIM - self.q.shape[-1]
 
     @classmethod
-    def of(cls, call: Any, given: Mapping[str, Any], asked: Mapping[str, Any], there: tuple[str, ...]) -> _Weights:
+    def of(cls, call: Any, given: Values, asked: Values, there: tuple[str, ...]) -> _Weights:
         """TypeError or ValueError for arguments that do not go together; what calls refuse, the first of them refuses."""
         complete = {name: value for name, value in keywords_of(call).complete(asked).items() if name not in {*given, "return_lse"}}
         arrays = as_arrays(given, there)
@@ -118,7 +119,7 @@ class _Weights:
         return _Weights(self.arrays, {**self.asked, "dropout": 0.0}, self.dtype, self.array is not np)
 
     @property
-    def _forward(self) -> dict[str, Any]:
+    def _forward(self) -> Report:
         return {name: value for name, value in self.asked.items() if name != "deterministic"}
 
     def outputs(self) -> tuple[Any, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from cupyflash.arrays import ArrayLayout, Held
+from cupyflash.basics import Report, Values
 from cupyflash.launch.binding import prepare
 from cupyflash.launch.dispatch import as_array, as_integers, target
 from cupyflash.launch.launcher import capturing, hold_for_graph
@@ -32,17 +33,17 @@ class TiledMask(Held):
     this object as long as the graph lives. The mask's values must not change.
     """
 
-    def __init__(self, mask: Any, q: Any, k: Any, bounds: Mapping[str, Any]) -> None:
+    def __init__(self, mask: Any, q: Any, k: Any, bounds: Values) -> None:
         self.mask = mask
         self.shapes = q.shape[:-1], k.shape[:-1]
         self.bounds = {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in bounds.items()}
         self._found: dict[tuple[object, ...], Any] = {}
 
-    def held(self) -> tuple[str, Mapping[str, Any]]:
+    def held(self) -> tuple[str, Values]:
         """The mask; the states of its tiles belong to each call."""
         return "tiled", {"mask": self.mask}
 
-    def require(self, q: Any, k: Any, arrays: Mapping[str, Any]) -> None:
+    def require(self, q: Any, k: Any, arrays: Values) -> None:
         """ValueError for arrays of other shapes, and for other bounds of sequences as far as the host can look at them."""
         if ("cu_seqlens_q" in arrays) != bool(self.bounds):
             other = "packed sequences" if self.bounds else "a call without packed sequences (cu_seqlens)"
@@ -58,7 +59,7 @@ class TiledMask(Held):
                 f"{_text(given[1])}"
             )
 
-    def states(self, tiles: Iterable[MaskTiles], gpu: bool, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def states(self, tiles: Iterable[MaskTiles], gpu: bool, arrays: Values) -> Report:
         """The states of some tiles, by the kernels' names for them; `arrays` are the call's, and its captured numbers."""
         found = {}
         for each in tiles:
@@ -132,7 +133,7 @@ class Given(NamedTuple):
             raise TypeError(f"mask must be a NumPy or CuPy array{others}, got {type(inner).__name__}{words}")
         return cls(as_array("mask", inner, others), None, tiled)
 
-    def asked(self, options: Options, arrays: Mapping[str, Any]) -> Options:
+    def asked(self, options: Options, arrays: Values) -> Options:
         """The options of a call with such a mask. ValueError for arrays of other shapes than its tiles were found for, or other
         bounds of sequences."""
         if self.tiled is not None:
@@ -168,7 +169,7 @@ class StatesSchedule(TileSchedule):
         return self.tile_kernels()
 
 
-def _find(tiles: MaskTiles, gpu: bool, arrays: Mapping[str, Any]) -> Any:
+def _find(tiles: MaskTiles, gpu: bool, arrays: Values) -> Any:
     device, simulation = target(gpu)
     size = TileSize(*tiles.blocks, reason="of the calls")
     schedule = StatesSchedule(tiles.problem.asking(tiles_given=False), device, Tiling(size, size, size), packed=tiles.packed)

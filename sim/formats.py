@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+from cupyflash.basics import Report
 from cupyflash.sim.names import FORMATS as FORMATS
 from cupyflash.sim.ptx.state.findings import ERROR, KINDS, NOTE, WARNING, Finding, Suppressed, shorten
 from cupyflash.sim.ptx.text.syntax import Line, source_name
@@ -126,7 +126,7 @@ def sarif(checked: CheckedKernels) -> str:
     return json.dumps({"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
 
 
-def result(checked: CheckedKernels, finding: Finding, index: int, by: Suppressed | None) -> dict[str, Any]:
+def result(checked: CheckedKernels, finding: Finding, index: int, by: Suppressed | None) -> Report:
     """Returns a finding as a result of SARIF."""
     file, line = checked.place(finding)
     kernel = source_name(finding.kernel)
@@ -135,7 +135,7 @@ def result(checked: CheckedKernels, finding: Finding, index: int, by: Suppressed
     sides += [("of the same cause", at) for at in finding.also if at[0] != "PTX"]
     if finding.other is not None and finding.other[0] != "PTX":
         sides.append(("the other access", finding.other))
-    found: dict[str, Any] = {
+    found: Report = {
         "ruleId": rule(finding.kind),
         "ruleIndex": index,
         "level": finding.severity,
@@ -156,7 +156,7 @@ def result(checked: CheckedKernels, finding: Finding, index: int, by: Suppressed
     return found
 
 
-def physical(file: str, line: int) -> dict[str, Any]:
+def physical(file: str, line: int) -> Report:
     """Returns a line of a file as a location of SARIF: a URI, relative below the current folder."""
     if os.path.isabs(file):
         return {"physicalLocation": {"artifactLocation": {"uri": Path(file).as_uri()}, "region": {"startLine": line}}}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from cupyflash.basics import Array
 
-def ranges(first: np.ndarray | int, count: np.ndarray) -> np.ndarray:
+
+def ranges(first: Array | int, count: Array) -> Array:
     """Returns the numbers first[k] to first[k] + count[k] - 1 of every k, one range behind the other."""
     behind = np.cumsum(count)
-    numbers: np.ndarray = np.arange(behind[-1] if len(count) else 0) + np.repeat(first - behind + count, count)
+    numbers: Array = np.arange(behind[-1] if len(count) else 0) + np.repeat(first - behind + count, count)
     return numbers
 
 
-def members(groups: np.ndarray, size: int) -> np.ndarray:
+def members(groups: Array, size: int) -> Array:
     """Returns the numbers of the `size` members of each of these groups, those of group 0 first from 0 on."""
-    numbers: np.ndarray = (groups[:, None] * size + np.arange(size)).reshape(-1)
+    numbers: Array = (groups[:, None] * size + np.arange(size)).reshape(-1)
     return numbers

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from cupyflash.basics import Report
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Mask, Score, captured_values
 from cupyflash.schedules import BackwardSchedule, Cache, DecodeSchedule, TileSchedule
@@ -221,7 +222,7 @@ def run_drawn(schedule: TileSchedule, given: DrawnInputs, v_mean: float = 0.0, s
     return _forward(schedule, inputs, given, seed)
 
 
-def _given(inputs: Inputs, given: DrawnInputs) -> dict[str, Any]:
+def _given(inputs: Inputs, given: DrawnInputs) -> Report:
     """The arguments beside q, k and v for execution: a mask function replaces its values for each score."""
     beside = dict(inputs.beside) | ({} if given.mask is None else {"mask": given.mask})
     return beside | {"score": inputs.score, "dropout": inputs.dropout, "watch": given.watch}
@@ -233,7 +234,7 @@ def _forward(schedule: TileSchedule, inputs: Inputs, given: DrawnInputs, seed: i
 
 
 def _decode(schedule: DecodeSchedule, decoding: Decoding, watch: Watch | None, seed: int | None) -> VerifiedRun:
-    given: dict[str, Any] = dict(decoding.arrays)
+    given: Report = dict(decoding.arrays)
     tree = given.pop("tree_mask", None)
     expected = {name: decoding.appended(name) for name in ("k_cache", "v_cache")}
     sequences = decoding.sequences  # from the caches before the call

@@ -29,10 +29,9 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -40,6 +39,7 @@ sys.path.insert(0, str(HERE.parent))
 import checkout  # noqa: E402
 
 from cupyflash import Device  # noqa: E402
+from cupyflash.basics import Values  # noqa: E402
 from cupyflash.sim.ptx.text.syntax import source_name  # noqa: E402
 
 SOURCES = (".cu", ".cpp", ".c")
@@ -187,7 +187,7 @@ def tried(program: Program, builds: Path, device: str, limit: float) -> Outcome:
     return outcome
 
 
-def judged(program: Program, result: Mapping[str, Any] | None, status: int | None, text: str, late: bool) -> Outcome:
+def judged(program: Program, result: Values | None, status: int | None, text: str, late: bool) -> Outcome:
     """Returns a program's state from the report of its run; see the head of this file."""
     outcome = Outcome(program.name, "wrong", status=status, said=last_line(text), note=program.note)
     if result is None:
@@ -217,7 +217,7 @@ def judged(program: Program, result: Mapping[str, Any] | None, status: int | Non
     return outcome
 
 
-def arithmetic(kernel: Mapping[str, Any]) -> str:
+def arithmetic(kernel: Values) -> str:
     """Returns the processor time of a kernel's launches so far, and of one as it was estimated, if that is long."""
     ran = kernel["launches"] - kernel["repeated"] - kernel["unfinished"]
     so_far = f"{source_name(kernel['kernel'])}: {ran} run to the end, {kernel['repeated']} repeated, in {kernel['seconds']:.1f} s"
@@ -228,7 +228,7 @@ def arithmetic(kernel: Mapping[str, Any]) -> str:
     return f"{so_far}; a launch: {least}{one['seconds']:,.0f} s, by {one['done']:,} of its {one['waves']:,} groups of blocks"
 
 
-def place(finding: Mapping[str, Any]) -> str:
+def place(finding: Values) -> str:
     """Returns the line of a finding; that of the PTX if the program was built without lines."""
     file, line = finding["source"] or ("PTX", finding["ptx_line"])
     return f"{Path(file).name}:{line}"

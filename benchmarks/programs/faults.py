@@ -16,17 +16,18 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import checkout  # noqa: E402
 
+from cupyflash.basics import Report, Values  # noqa: E402
 
-def seeded(fault: Mapping[str, Any], samples: Path, into: Path) -> Path:
+
+def seeded(fault: Values, samples: Path, into: Path) -> Path:
     """The changed copy of a program's folder. ValueError if the text is not in it."""
     folder = into / "Samples" / fault["program"]
     shutil.copytree(samples / "Samples" / fault["program"], folder)
@@ -39,7 +40,7 @@ def seeded(fault: Mapping[str, Any], samples: Path, into: Path) -> Path:
     return folder
 
 
-def findings(folder: Path, fault: Mapping[str, Any], samples: Path, limit: float) -> tuple[list[dict[str, Any]], str]:
+def findings(folder: Path, fault: Values, samples: Path, limit: float) -> tuple[list[Report], str]:
     """Runs the program: the machine's findings, and the output."""
     sources = sorted(str(path) for path in folder.iterdir() if path.suffix in (".cu", ".cpp"))
     report = folder / "report.json"
@@ -50,7 +51,7 @@ def findings(folder: Path, fault: Mapping[str, Any], samples: Path, limit: float
     return [finding for kernel in kernels for finding in kernel["findings"]], ran.stdout + ran.stderr
 
 
-def places(finding: Mapping[str, Any], folder: Path) -> Iterator[str]:
+def places(finding: Values, folder: Path) -> Iterator[str]:
     """Both sides of a finding: its kind, and the place and the line of source."""
     sides = [finding.get("source"), finding.get("other"), *finding.get("inlined_at", ())]
     for path, number in filter(None, sides):
@@ -67,7 +68,7 @@ def main() -> int:
     given = parser.parse_args()
     every = tomllib.loads((HERE / "faults.toml").read_text())["fault"]
     faults = [each for each in every if given.only in each["what"] + each["program"]]
-    results: list[dict[str, Any]] = []
+    results: list[Report] = []
     for fault in faults:
         begun = time.monotonic()
         with tempfile.TemporaryDirectory() as into:

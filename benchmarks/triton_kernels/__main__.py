@@ -20,13 +20,14 @@ import tempfile
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import Any
+
+from cupyflash.basics import Report
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 
 
-def run(name: str, entry: dict[str, Any], checkout: Path, device: str, faults: bool) -> dict[str, Any]:
+def run(name: str, entry: Report, checkout: Path, device: str, faults: bool) -> Report:
     """Runs a tutorial in a process of its own; returns its figures."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
@@ -43,7 +44,7 @@ def run(name: str, entry: dict[str, Any], checkout: Path, device: str, faults: b
     return found
 
 
-def of_barriers(kernels: dict[str, dict[str, Any]]) -> str:
+def of_barriers(kernels: dict[str, Report]) -> str:
     """Returns what became of the barriers that were taken out of a tutorial's kernels."""
     if not kernels:
         return "has none"
@@ -52,7 +53,7 @@ def of_barriers(kernels: dict[str, dict[str, Any]]) -> str:
     return "; ".join((f"{seen} of {tried}", *(f"{number} {reason}" for reason, number in sorted(why.items()))))
 
 
-def table(results: dict[str, Any]) -> str:
+def table(results: Report) -> str:
     """Returns the table of docs/triton.md."""
     rows = [
         "| tutorial | device | asserts | seconds | launches | findings | barriers taken out: found; the others |",

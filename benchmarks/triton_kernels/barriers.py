@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.sim.ptx.state.segments import Access
 
 BARRIER = re.compile(r"^\s*(bar\.sync|barrier\.sync)\b.*;$", re.MULTILINE)
@@ -82,13 +83,13 @@ class Touched:
         """Returns the warps of a block that execute these lines."""
         return set().union(*(self.warps.get(line, ()) for line in lines))
 
-    def of(self, lines: set[int], write: bool) -> np.ndarray:
+    def of(self, lines: set[int], write: bool) -> Array:
         """Returns the rows of these lines that write, or that read."""
         found = [rows for (line, side), many in self.rows.items() if line in lines and side == write for rows in many]
         return np.unique(np.concatenate(found), axis=0) if found else np.empty((0, 4), np.int64)
 
 
-def shared_by_warps(first: np.ndarray, second: np.ndarray) -> bool:
+def shared_by_warps(first: Array, second: Array) -> bool:
     """True if a byte of the one is another warp's of the other."""
     both = [{tuple(row) for row in rows.tolist()} for rows in (first, second)]
     warps: dict[tuple[int, ...], set[int]] = {}

@@ -27,6 +27,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+from cupyflash.basics import Report
 from cupyflash.sim.triton import simulated_triton
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -242,7 +243,7 @@ def difference(ours: Function, theirs: Function, tensors: list[Any]) -> tuple[fl
         return max(float((a - b).abs().max()) for a, b in pairs), max(float(b.abs().max()) for _, b in pairs)
 
 
-def run(package: str, device: str, only: str | None) -> dict[str, dict[str, Any]]:
+def run(package: str, device: str, only: str | None) -> dict[str, Report]:
     """Runs a package's kernels; returns the figures by kernel."""
     import torch
 
@@ -278,7 +279,7 @@ def counted(findings: dict[str, int]) -> str:
     return ", ".join(f"{number} x {text}" for text, number in findings.items()) or "none"
 
 
-def table(results: dict[str, Any]) -> str:
+def table(results: Report) -> str:
     """Returns the table of docs/triton.md."""
     rows = ["| package | kernel | A100-40GB | H100-SXM | launches | seconds | findings |", "|---" * 7 + "|"]
     for package, devices in results.get("packages", {}).items():

@@ -15,6 +15,7 @@ from typing import Any
 
 from barriers import BARRIER, reasons
 
+from cupyflash.basics import Report
 from cupyflash.sim.ptx import Finding, Launch, Module
 from cupyflash.sim.triton import simulated_triton
 from cupyflash.sim.triton.calls import KernelCall, base_of
@@ -27,9 +28,9 @@ NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 class Faults:
     """Runs each kernel's first launch also without each of its barriers; `found` has (found, barriers) by kernel."""
 
-    def __init__(self, entry: dict[str, Any]):
+    def __init__(self, entry: Report):
         self.blocks, self.most = entry.get("fault_blocks", 8), entry.get("most_barriers", 12)
-        self.found: dict[str, dict[str, Any]] = {}
+        self.found: dict[str, Report] = {}
 
     def seed(self, call: KernelCall, addresses: Addresses) -> None:
         places = list(BARRIER.finditer(call.module.text))
@@ -84,7 +85,7 @@ def main() -> None:
         source = source[: source.index(told["until"])] + told.get("instead", "")
     place = Path(file).with_name(f"run_{Path(file).name}")
     place.write_text(source)
-    report: dict[str, Any] = {}
+    report: Report = {}
     limit = 0 if any(faults) else told.get("benchmark_seconds", 5)
     with (
         simulated_triton(device, findings="keep", benchmark_seconds=limit) as launches,

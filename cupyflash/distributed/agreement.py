@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from cupyflash.basics import Values
 from cupyflash.distributed.communicator import Communicator, RankFailed
 from cupyflash.words import cut, plural
 
@@ -16,7 +17,7 @@ Made = TypeVar("Made")
 LONGEST = 2000
 
 
-def together(comm: Communicator, make: Callable[[], Made], say: Callable[[Made], Mapping[str, Any]]) -> tuple[Made, list[Any]]:
+def together(comm: Communicator, make: Callable[[], Made], say: Callable[[Made], Values]) -> tuple[Made, list[Any]]:
     """Return the result of `make` on this rank, and what each rank says of its own.
 
     An exception of `make` on this rank is raised here; the other ranks get a ValueError that names this rank.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.distributed.streams import own_stream, queued, wait_for
 
 # Tags of our messages, so that a program's own, of tags below, are not taken for them.
@@ -65,10 +66,10 @@ class MpiMessages:
         self._comm, self._to, self._source, self._tag = comm, to, source, tag
         self._mpi, self._requests = importlib.import_module("mpi4py.MPI"), list[Any]()
 
-    def receive(self, arrays: Sequence[np.ndarray]) -> None:
+    def receive(self, arrays: Sequence[Array]) -> None:
         self._requests += [self._comm.Irecv([piece, self._mpi.BYTE], self._source, self._tag) for piece in _pieces(arrays)]
 
-    def send(self, arrays: Sequence[np.ndarray]) -> None:
+    def send(self, arrays: Sequence[Array]) -> None:
         self._requests += [self._comm.Isend([piece, self._mpi.BYTE], self._to, self._tag) for piece in _pieces(arrays)]
 
     def wait(self) -> None:
@@ -81,11 +82,11 @@ def _wait(mpi: Any, requests: Sequence[Any]) -> None:
         pass
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
+def _bytes(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8)
 
 
-def _pieces(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+def _pieces(arrays: Sequence[Array]) -> Iterator[Array]:
     """Arrays of bytes in messages, none of which is empty."""
     for array in arrays:
         for start in range(0, array.size, MOST_BYTES):
@@ -122,10 +123,10 @@ class StagedExchange:
 
 
 # Memory of the host from which a GPU may still copy
-_in_use: list[tuple[Any, Sequence[np.ndarray]]] = []
+_in_use: list[tuple[Any, Sequence[Array]]] = []
 
 
-def _pinned(cuda: Any, size: int) -> np.ndarray:
+def _pinned(cuda: Any, size: int) -> Array:
     """`size` bytes of pinned memory, from CuPy's pool."""
     if not size:
         return np.empty(0, np.uint8)

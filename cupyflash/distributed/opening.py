@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from cupyflash.arrays import last_axis_contiguous
+from cupyflash.basics import Report, Values
 from cupyflash.distributed.agreement import require_alike, shown, together
 from cupyflash.distributed.asked import PieceCalls, RingOptions
 from cupyflash.distributed.communicator import Communicator, taking_part
@@ -30,7 +31,7 @@ from cupyflash.version import __version__
 ARRAYS = ("dout", "q", "k", "v", "out", "lse", *VECTORS)
 
 
-def options_asked(given: Mapping[str, Any]) -> RingOptions:
+def options_asked(given: Values) -> RingOptions:
     """TypeError or ValueError for options that are none, whatever the arrays."""
     layout, mask, deterministic = given["layout"], given["mask"], given.get("deterministic", False)
     require_choice("layout", layout, LAYOUTS)
@@ -52,12 +53,12 @@ class Checked:
 
     asked: RingOptions
     name: str
-    arrays: Mapping[str, Any]
+    arrays: Values
     gpu: bool
     problem: Problem
 
     @classmethod
-    def of(cls, call: Keywords, given: Mapping[str, Any]) -> Checked:
+    def of(cls, call: Keywords, given: Values) -> Checked:
         """TypeError or ValueError for options that are none, and for arrays that do not go together."""
         asked = options_asked(call.complete(given))
         arrays = as_arrays({name: given[name] for name in ARRAYS if name in given}, call.required)
@@ -93,7 +94,7 @@ class Checked:
         return sizes_of(self.problem) | {"row": plan.n_q, "k": plan.n_k}
 
     @property
-    def said(self) -> dict[str, Any]:
+    def said(self) -> Report:
         """The message to other ranks: the values that must be alike, and the lengths, which need not be."""
         texts = {"cupyflash": __version__, "the call": self.name, "arrays": "CuPy's" if self.gpu else "NumPy's"}
         for name, array in self.arrays.items():
@@ -130,7 +131,7 @@ class RingCall:
         """A pass that is ready for the ring to begin: an error on one rank is raised on all."""
         return together(self.comm, lambda: kind(self._ring(), self.rows()), lambda _: {})[0]
 
-    def rows(self) -> dict[str, Any]:
+    def rows(self) -> Report:
         """The given arrays of this rank's rows."""
         found = {name: array for name, array in self.checked.arrays.items() if name in ("q", "dout", "out", "lse")}
         if "dout" in found and not last_axis_contiguous(found["dout"]):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.distributed.layout import Chunk, Part, arrivals, checked_ranks, parts, placed
 from cupyflash.request.options import Options, Window, require_flag
 from cupyflash.request.problem import checked_size
@@ -150,7 +151,7 @@ class RingPlan(PlanOverRanks):
         ranks, sources = np.nonzero(sees)
         return tuple(sorted({0, *np.unique((ranks - sources) % self.ranks).tolist()}))
 
-    def _sees(self, rows: tuple[range, ...], keys: tuple[range, ...]) -> np.ndarray:
+    def _sees(self, rows: tuple[range, ...], keys: tuple[range, ...]) -> Array:
         """True for each chunk of rows and chunk of keys of which any row sees any key."""
         (row, row_end), (key, key_end) = (np.array([(each.start, each.stop) for each in cut], np.int64).T for cut in (rows, keys))
         own, (left, right) = self.n_k - self.n_q, self.reach

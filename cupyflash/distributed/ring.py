@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Values
 from cupyflash.distributed.agreement import Watch
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.communicator import Communicator, Request
@@ -137,7 +138,7 @@ class RingSide:
 class ForwardPass:
     """O and L of a rank's rows, in float32, which have seen nothing yet."""
 
-    def __init__(self, ring: RingSide, rows: Mapping[str, Any]) -> None:
+    def __init__(self, ring: RingSide, rows: Values) -> None:
         """Do all that can go wrong before the ring begins."""
         self.ring, self.q = ring, rows["q"]
         ring.ready(ring.calls.prepare_forward, self.q)

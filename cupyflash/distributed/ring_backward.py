@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from cupyflash.arrays import of_heads
+from cupyflash.basics import Values
 from cupyflash.distributed.communicator import Request
 from cupyflash.distributed.plan import RingStep
 from cupyflash.distributed.ring import Buffers, RingSide
@@ -87,7 +88,7 @@ def add(sums: Sequence[Any], more: Sequence[Any]) -> None:
 class BackwardPass:
     """dQ of a rank's rows and dK and dV of its keys, in float32, which are 0 yet. `rows` are its q, dout, out and lse."""
 
-    def __init__(self, ring: RingSide, rows: Mapping[str, Any]) -> None:
+    def __init__(self, ring: RingSide, rows: Values) -> None:
         """Do all that can go wrong before the ring begins."""
         self.ring, self.rows = ring, rows
         ring.ready(ring.calls.prepare_backward, rows)
@@ -120,7 +121,7 @@ class BackwardPass:
         add((self.dq[..., at, :], *(x[..., keys, :] for x in held)), gradients)
 
 
-def of_sinks(xp: Any, rows: Mapping[str, Any], sinks: Any) -> Any:
+def of_sinks(xp: Any, rows: Values, sinks: Any) -> Any:
     """The share of this rank's rows: a sink's weight in a row, times what its value, 0, lacks against the row's O."""
     products = (rows["dout"].astype(np.float32) * rows["out"].astype(np.float32)).sum(axis=-1)
     column = sinks[:, None] if products.ndim > 1 else sinks

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import is_number
+from cupyflash.basics import Report
 from cupyflash.distributed.agreement import require_alike, shown, together
 from cupyflash.distributed.communicator import Communicator, as_communicator, taking_part
 from cupyflash.distributed.layout import Part, parts, placed
@@ -44,7 +45,7 @@ def _joined(x: Any, communicator: Communicator, layout: str, axis: int) -> Any:
         parts(0, communicator.size, layout)
         return array, at
 
-    def say(checked: tuple[Any, int]) -> dict[str, Any]:
+    def say(checked: tuple[Any, int]) -> Report:
         array, at = checked
         kind = "NumPy's" if isinstance(array, np.ndarray) else "CuPy's"
         alike = {"the call": "unshard", "layout": layout, "axis": str(at), "arrays": kind, "x": shown(array, at)}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from cupyflash.arrays import ArrayLayout
+from cupyflash.basics import Report, Values
 from cupyflash.device import Device
 from cupyflash.launch.launcher import KEPT, Prepared
 from cupyflash.merge import merged
@@ -32,18 +32,18 @@ def add_state(gpu: bool, out: Any, lse: Any, o: Any, own: Any) -> None:
         prepared.launch(given)
 
 
-def arrays(out: Any, lse: Any, o: Any, own: Any) -> dict[str, Any]:
+def arrays(out: Any, lse: Any, o: Any, own: Any) -> Report:
     """The arrays by the kernel's names; a log-sum-exp is a column of one row each."""
     return {"O": out, "L": lse[..., None], "O_part": o, "L_part": own[..., None]}
 
 
-def schedule_of(given: Mapping[str, Any], device: Device) -> AddStateSchedule:
+def schedule_of(given: Values, device: Device) -> AddStateSchedule:
     """The schedule for such arrays, or layouts."""
     *rows, d = given["O"].shape
     return AddStateSchedule(math.prod(rows), d, given["O_part"].dtype.name, device)
 
 
-def values(given: Mapping[str, Any]) -> dict[str, Any]:
+def values(given: Values) -> Report:
     """The kernel's struct."""
     *pairs, n_q, _ = given["O"].shape
     sizes = {"rows": math.prod(pairs) * n_q, "Nq": n_q, "heads": pairs[-1] if pairs else 1}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 from cupyflash.arrays import heads_first, require_integers
+from cupyflash.basics import Report, Values
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.opening import ARRAYS, Checked
 from cupyflash.distributed.varlen_calls import VarlenCalls
@@ -28,7 +28,7 @@ class VarlenChecked(Checked):
     bounds: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     @classmethod
-    def of(cls, call: Keywords, given: Mapping[str, Any]) -> VarlenChecked:
+    def of(cls, call: Keywords, given: Values) -> VarlenChecked:
         tokens = as_arrays({name: given[name] for name in ARRAYS if name in given and name not in ("lse", *VECTORS)}, call.required)
         for name, array in tokens.items():
             if array.ndim != 3:
@@ -46,7 +46,7 @@ class VarlenChecked(Checked):
         return self.xp.ascontiguousarray(heads_first(array))
 
     @property
-    def said(self) -> dict[str, Any]:
+    def said(self) -> Report:
         said = super().said
         said["alike"] |= dict(zip(varlen.BOUNDS, map(_shown, self.bounds), strict=True))
         return said

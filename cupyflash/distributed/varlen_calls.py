@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Report, Values
 from cupyflash.calls import BACKWARD, FORWARD, VARLEN, VARLEN_BACKWARD
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.plan import PackedPiece
@@ -50,7 +50,7 @@ class VarlenCalls(PieceCalls):
             return made[0][..., rows:, :], made[1][..., rows:]
         return tuple(array[..., more:, :] for array, more in zip(made, (rows, keys, keys), strict=True))
 
-    def _of(self, piece: Any, q: Any, k: Any, v: Any) -> dict[str, Any]:
+    def _of(self, piece: Any, q: Any, k: Any, v: Any) -> Report:
         if isinstance(piece, PackedPiece):
             cuts = (("q", q, piece.rows), ("k", k, piece.keys), ("v", v, piece.keys))
             arrays = {name: array[:, cut.start : cut.stop].swapaxes(0, 1) for name, array, cut in cuts}
@@ -67,7 +67,7 @@ class VarlenCalls(PieceCalls):
         given |= {name: self._behind(given[name], more, 0) for name, more in (("q", rows), ("k", keys), ("v", keys))}
         return given | {"mask": Mask.of(form, captured, numbers | dict(zip(names, first, strict=True)))}
 
-    def _rows(self, piece: Any, rows: Mapping[str, Any]) -> dict[str, Any]:
+    def _rows(self, piece: Any, rows: Values) -> Report:
         found, (more, _) = super()._rows(piece, rows), self._ahead(piece)
         if isinstance(piece, PackedPiece):
             return found | {name: found[name].swapaxes(0, 1) for name in ("out", "dout")}

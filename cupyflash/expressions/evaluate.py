@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Report, Values
 from cupyflash.expressions.tree import OPERATIONS, Load, Name, Node, Number
 
 
-def positions(sizes: Mapping[str, int]) -> dict[str, Any]:
+def positions(sizes: Mapping[str, int]) -> Report:
     """The positions of every score, by name, as arrays that broadcast to (batch, heads, n_q, n_k).
 
     `sizes` are the lengths of "b", "h", "kv_h", "row" and "k", as `Form.check` takes them.
@@ -21,7 +22,7 @@ def positions(sizes: Mapping[str, int]) -> dict[str, Any]:
     return {"b": b, "h": h, "kv_h": kv_h, "row": row, "q": row + n_k - n_q, "k": k, "n_q": n_q, "n_k": n_k}
 
 
-def evaluate(tree: Node, values: Mapping[str, Any], dtype: type[np.floating[Any]] = np.float64) -> Any:
+def evaluate(tree: Node, values: Values, dtype: type[np.floating[Any]] = np.float64) -> Any:
     """The value of a tree, with floats in `dtype`; the values of its names broadcast to its shape.
 
     `values` has, by name, s and the positions (arrays that broadcast with each other), captured numbers and captured NumPy arrays.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from types import CellType, CodeType, FunctionType, MethodType
@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from cupyflash.basics import Report, Values
 from cupyflash.expressions.parse import MAX_LENGTH
 from cupyflash.expressions.tree import FUNCTIONS, POSITIONS
 from cupyflash.words import cut
@@ -74,7 +75,7 @@ class _Float(float):
     name: str
 
 
-def traced(function: Callable[..., Any], names: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+def traced(function: Callable[..., Any], names: tuple[str, ...]) -> tuple[str, Report]:
     """The text of a function whose parameters are among the language's `names`, and the values that it has captured, by name.
 
     TypeError that says what to write instead for what cannot be traced; what the function itself raises goes through.
@@ -107,7 +108,7 @@ class Tracing:
     """
 
     def __init__(self) -> None:
-        self.captured: dict[str, Any] = {}
+        self.captured: Report = {}
 
     def seen(self, value: Any, name: str = "captured") -> Any:
         """A value as a traced function sees it: arrays, numbers and functions are replaced, all else is itself."""
@@ -183,7 +184,7 @@ class Tracing:
             raise Untraceable(f"an expression may have {MAX_LENGTH:,} characters, this one has more: {cut(text)!r}")
         return Symbolic(self, text)
 
-    def called(self, name: str, values: Sequence[Any], beside: Mapping[str, Any]) -> Any:
+    def called(self, name: str, values: Sequence[Any], beside: Values) -> Any:
         """The symbol of a call of NumPy's, CuPy's or PyTorch's function of a name."""
         if name == "__getitem__":
             return Elements(self, values[0], "captured")[values[1]]

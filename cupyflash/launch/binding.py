@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from cupyflash.arrays import AnyArray, ArrayLayout, numpy_dtype
+from cupyflash.basics import Report
 from cupyflash.launch.launcher import Prepared
 from cupyflash.launch.simulated import PreparedSimulation, Simulation
 from cupyflash.request.dropout import NO_NUMBERS
@@ -37,7 +37,7 @@ def prepare(
     return PreparedSimulation(simulation, schedule, values, outputs, workspaces)
 
 
-def argument_values(schedule: TileSchedule, arrays: Mapping[str, AnyArray | None]) -> dict[str, Any]:
+def argument_values(schedule: TileSchedule, arrays: Mapping[str, AnyArray | None]) -> Report:
     """The values of the kernels' struct for arrays (or layouts) by the kernels' names, workspaces too. An array stands for its
     address, None for a null pointer. TypeError for an array of another type than the kernels read, ValueError for one that a tensor
     map of the schedule cannot describe."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from cupyflash.basics import Report
 from cupyflash.device import Device
 from cupyflash.launch.compiler import program
 from cupyflash.launch.cubins import CompiledCubin, Program, compiled
@@ -52,7 +52,7 @@ class Resources:
         """The blocks that one multiprocessor of a device holds, and their limits."""
         return occupancy(device, self.threads, self.registers, self.shared_bytes)
 
-    def report(self, device: Device) -> dict[str, Any]:
+    def report(self, device: Device) -> Report:
         """The needs, and the occupancy on a device, for JSON."""
         occupancy = self.occupancy(device)
         return asdict(self) | {

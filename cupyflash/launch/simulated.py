@@ -8,12 +8,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from cupyflash.arrays import ArrayLayout
-from cupyflash.basics import DEFAULT_DEVICE, DEFAULT_SECONDS
+from cupyflash.basics import DEFAULT_DEVICE, DEFAULT_SECONDS, Report, Values
 from cupyflash.device import Device, find_device
 from cupyflash.launch.params import with_arrays
 from cupyflash.launch.turns import Turns
@@ -89,7 +88,7 @@ class PreparedSimulation:
 
     simulation: Simulation
     schedule: TileSchedule
-    values: Mapping[str, Any]
+    values: Values
     outputs: Mapping[str, ArrayLayout]
     workspaces: Mapping[str, ArrayLayout]
 
@@ -110,7 +109,7 @@ class PreparedSimulation:
                 if kernel.grid:
                     module(kernel, self.schedule.device.compute_capability)
 
-    def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def launch(self, arrays: Values, numbers: Values | None = None) -> Report:
         """Run the kernels and return the outputs, by name. RuntimeError for a launch that takes too long, or for findings;
         MemoryError."""
         from cupyflash.sim.estimate import refuse_slow
@@ -124,7 +123,7 @@ class PreparedSimulation:
         return outputs
 
 
-def run_simulated(schedule: Schedule, values: Mapping[str, Any], made: Collection[str]) -> None:
+def run_simulated(schedule: Schedule, values: Values, made: Collection[str]) -> None:
     """Run kernels as `run_kernels` does, and refuse their findings."""
     from cupyflash.sim.execution import run_kernels
 

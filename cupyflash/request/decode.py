@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from cupyflash.arrays import (
     require_places,
     row_alignment,
 )
+from cupyflash.basics import Array, Values
 from cupyflash.request.options import VECTORS, Options
 from cupyflash.request.problem import Problem, check_out, check_vectors, require_lengths
 from cupyflash.request.score import captured_among, check_captured
@@ -26,7 +27,7 @@ from cupyflash.schedules.decode import PAGE_STEP
 REQUIRED = ("q", "k_cache", "v_cache")
 
 
-def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
+def pose(arrays: Values, options: Options) -> tuple[Problem, Cache]:
     """The problem of `attention_decode`'s arrays, by name, and its cache; key lengths are NumPy's cache_seqlens.
 
     Raises the errors of `attention_decode` about shapes and types.
@@ -119,7 +120,7 @@ def check_tree_mask(batch: int, n_q: int, tree: AnyArray) -> None:
         raise ValueError(f"tree_mask must be (n_q, n_q) = {(n_q, n_q)} or (b, n_q, n_q), got shape {given}")
 
 
-def check_contents(arrays: Mapping[str, Any]) -> None:
+def check_contents(arrays: Values) -> None:
     """ValueError for lengths and pages on the host, where they can be checked, that the cache does not have."""
     lengths, table, k_cache, k = (arrays.get(name) for name in ("cache_seqlens", "block_table", "k_cache", "k"))
     assert lengths is not None and k_cache is not None
@@ -136,7 +137,7 @@ def check_contents(arrays: Mapping[str, Any]) -> None:
         check_pages(table, lengths.tolist(), added, page, k_cache.shape[0])
 
 
-def check_pages(table: np.ndarray, lengths: Sequence[int], added: int, page: int, pages: int) -> None:
+def check_pages(table: Array, lengths: Sequence[int], added: int, page: int, pages: int) -> None:
     """ValueError for a page that a cache of `pages` pages, of `page` keys each, does not have, if sequences have `lengths` keys and
     `added` ones after them; and if the added ones would go to a page that is used twice."""
     used = [table[b, : -(-(length + added) // page)] for b, length in enumerate(lengths)]
@@ -148,7 +149,7 @@ def check_pages(table: np.ndarray, lengths: Sequence[int], added: int, page: int
         _check_own_pages(used, [length // page for length in lengths])
 
 
-def _check_own_pages(used: Sequence[np.ndarray], cached: Sequence[int]) -> None:
+def _check_own_pages(used: Sequence[Array], cached: Sequence[int]) -> None:
     """ValueError if new keys, which follow a sequence's keys in its pages, would go to a page that is used twice."""
     pages, uses = np.unique(np.concatenate(used), return_counts=True)
     for b, (own, whole) in enumerate(zip(used, cached, strict=True)):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import ITEMSIZE, is_number
+from cupyflash.basics import Values
 from cupyflash.launch.dispatch import as_array
 from cupyflash.request.keywords import SCORE_NUMBERS
 from cupyflash.request.score import Score, as_given, field
@@ -18,7 +19,7 @@ from cupyflash.request.score import Score, as_given, field
 SOFTCAPS = (2.0**-64, 2.0**64)
 
 
-def one_score(asked: Mapping[str, Any]) -> Score | None:
+def one_score(asked: Values) -> Score | None:
     """The one score function of a call, from all of its arguments about scores: a soft-cap comes before the slopes, as in
     flash-attention.
 
@@ -36,7 +37,7 @@ def one_score(asked: Mapping[str, Any]) -> Score | None:
     return (_of_numbers if given.keys() <= {*SCORE_NUMBERS} else Score)(text, **given)
 
 
-def named_numbers(asked: Mapping[str, Any]) -> dict[str, np.generic]:
+def named_numbers(asked: Values) -> dict[str, np.generic]:
     """The numbers among a call's named scores, checked, by the struct's names."""
     given = [(name, asked[name]) for name in SCORE_NUMBERS if asked.get(name) is not None]
     return {field(name): as_given(STEPS[name]("s", value)[1]) for name, value in given}

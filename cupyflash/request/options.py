@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from numbers import Real
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyflash.arrays import check_array, is_number
-from cupyflash.basics import FLAGS
+from cupyflash.basics import FLAGS, Array, Report, Values
 from cupyflash.request.dropout import MOST_PAIRS
 from cupyflash.request.score import Form
 from cupyflash.words import listed, plural
@@ -56,7 +56,7 @@ class BlockMask:
             raise ValueError(f"block_mask must be (b or 1, h or 1, Tr, Tc) with (b, h) = {pairs}, got shape {given}")
 
     @cached_property
-    def kept(self) -> np.ndarray:
+    def kept(self) -> Array:
         """The booleans, of shape `shape`."""
         size = math.prod(self.shape)
         if self.bits is None:
@@ -88,7 +88,7 @@ class Pattern(BlockMask):
         if any(length not in (1, whole) for length, whole in zip(self.shape, shape, strict=True)):
             raise ValueError(f"pattern must broadcast to (b, h, n_q, n_k) = {shape}, got shape {self.shape}")
 
-    def states(self, lengths: tuple[int, int], blocks: tuple[int, int]) -> np.ndarray:
+    def states(self, lengths: tuple[int, int], blocks: tuple[int, int]) -> Array:
         """EMPTY, MIXED or WHOLE of each tile, (batch or 1, heads or 1, Tr, Tc) of uint8, for n_q, n_k and tiles of (Br, Bc)."""
         return _states(self, lengths, blocks)
 
@@ -98,7 +98,7 @@ EMPTY, MIXED, WHOLE = range(3)
 
 
 @lru_cache(maxsize=32)
-def _states(pattern: Pattern, lengths: tuple[int, int], blocks: tuple[int, int]) -> np.ndarray:
+def _states(pattern: Pattern, lengths: tuple[int, int], blocks: tuple[int, int]) -> Array:
     planes, tiles = pattern.shape[:2], tuple(-(-length // size) for length, size in zip(lengths, blocks, strict=True))
     if pattern.bits is None or 0 in tiles:
         return np.full((*planes, *tiles), MIXED, np.uint8)
@@ -235,15 +235,15 @@ class Options:
         return self._hash
 
     @property
-    def keywords(self) -> dict[str, Any]:
+    def keywords(self) -> Report:
         """The options that a call takes as they are, by name."""
         return {name: getattr(self, name) for name in VALUES}
 
-    def beside(self, arrays: Mapping[str, Any]) -> Options:
+    def beside(self, arrays: Values) -> Options:
         """The same with the arrays that come beside q, k and v, by name: the contents of NumPy's key lengths and block mask are
         known."""
         lengths = arrays.get("key_lengths")
-        said: dict[str, Any] = {name: arrays.get(name) is not None for name in ARRAYS if OPTIONS[name].is_flag}
+        said: Report = {name: arrays.get(name) is not None for name in ARRAYS if OPTIONS[name].is_flag}
         said |= {"padded": lengths is not None, "block_mask": arrays.get("block_mask")}
         said["bias_dtype"] = "float32" if said["bias"] and arrays["bias"].dtype == np.float32 else None
         said["pattern"] = Pattern.of(arrays["mask"]) if said["mask"] else self.pattern if self.mask_function else None

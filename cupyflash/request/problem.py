@@ -27,6 +27,7 @@ from cupyflash.arrays import (
     require_shape,
     row_alignment,
 )
+from cupyflash.basics import Array, Values
 from cupyflash.request.options import ARRAYS, MAX_LENGTH, VECTORS, Options
 
 MAX_HEAD_DIM = 512
@@ -165,14 +166,14 @@ class Problem:
         """The last key column that query row 0 sees under the causal mask; row r sees `diagonal` + r and all before."""
         return self.seqlen_k - self.seqlen_q
 
-    def keys_seen(self, rows: np.ndarray, keys: int) -> tuple[np.ndarray, np.ndarray]:
+    def keys_seen(self, rows: Array, keys: int) -> tuple[Array, Array]:
         """(first, end): the columns first <= c < end of `keys` that each of `rows` sees for its position, first <= end."""
         own = rows + self.diagonal
         end = np.full_like(own, keys) if self.options.right is None else np.clip(own + self.options.right + 1, 0, keys)
         first = np.zeros_like(own) if self.options.left is None else np.clip(own - self.options.left, 0, end)
         return first, end
 
-    def sees(self, rows: np.ndarray, keys: int) -> np.ndarray:
+    def sees(self, rows: Array, keys: int) -> Array:
         """The `keys` columns that each of `rows` sees by its position, (rows, keys) of bool."""
         (first, end), columns = self.keys_seen(rows[:, None], keys), np.arange(keys)
         return (first <= columns) & (columns < end)
@@ -188,7 +189,7 @@ class Problem:
         return 2 * self.head_count * self.seqlen_q * self.seqlen_k * (3 * self.head_dim + 2 * self.head_dim_v)
 
 
-def _with_asked(options: Options | None, asked: Mapping[str, Any]) -> Options:
+def _with_asked(options: Options | None, asked: Values) -> Options:
     if not isinstance(options, Options | None):
         raise TypeError(f"options must be an Options or None, got {options!r}")
     return replace(options or Options(), **asked)
@@ -251,7 +252,7 @@ def check_vectors(q: AnyArray, arrays: Mapping[str, AnyArray | None]) -> None:
                 raise ValueError(f"{name} must be {what}, got {given.dtype} of {given.shape}")
 
 
-def check_rows(arrays: Mapping[str, Any], rows: tuple[int, ...]) -> int:
+def check_rows(arrays: Values, rows: tuple[int, ...]) -> int:
     """TypeError or ValueError for a dout, out or lse that does not go with the others; the alignment of the first two's rows."""
     q, v, lse = (arrays[name] for name in ("q", "v", "lse"))
     check_array("lse", lse)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 
 from cupyflash.arrays import Held, check_array, check_strides
+from cupyflash.basics import Array, Report, Values
 from cupyflash.expressions.c import ELEMENTS, Statements
 from cupyflash.expressions.cost import require_affordable
 from cupyflash.expressions.derivative import derivative
@@ -102,7 +103,7 @@ class _Function(Held):
     text: str
     form: Form
     numbers: dict[str, bool | int | float]
-    arrays: dict[str, Any]
+    arrays: Report
 
     def __init__(self, text: str | Callable[..., Any], /, **captured: Any) -> None:
         if isinstance(text, FunctionType | MethodType | partial):
@@ -115,7 +116,7 @@ class _Function(Held):
             if not name.isascii():
                 raise ValueError(f"{name} has letters that CUDA C may not know: capture it by a name of ASCII letters")
         numbers: dict[str, bool | int | float] = {}
-        arrays: dict[str, Any] = {}
+        arrays: Report = {}
         for name, value in captured.items():
             if hasattr(value, "shape") and not isinstance(value, np.generic):
                 _check_captured(name, value)
@@ -126,27 +127,27 @@ class _Function(Held):
         kinds += [Captured(name, type(number).__name__) for name, number in numbers.items()]
         self._set(_form(text, tuple(sorted(kinds, key=lambda one: one.name)), self.kind), arrays, numbers)
 
-    def _set(self, form: Form, arrays: dict[str, Any], numbers: dict[str, bool | int | float]) -> None:
+    def _set(self, form: Form, arrays: Report, numbers: dict[str, bool | int | float]) -> None:
         self.text, self.form, self.arrays, self.numbers = form.text, form, arrays, numbers
         self._held = form, {field(name, self.kind): array for name, array in arrays.items()}
 
     @classmethod
-    def of(cls, form: Form, arrays: dict[str, Any], numbers: dict[str, bool | int | float]) -> Self:
+    def of(cls, form: Form, arrays: Report, numbers: dict[str, bool | int | float]) -> Self:
         """The function of a form that has captured these."""
         made = cls.__new__(cls)
         made._set(form, arrays, numbers)
         return made
 
-    def over(self, arrays: Mapping[str, Any]) -> Self:
+    def over(self, arrays: Values) -> Self:
         """The same function with a call's arrays in place of those that it has captured."""
         return self.of(self.form, {name: arrays[field(name, self.kind)] for name in self.arrays}, self.numbers)
 
-    def held(self) -> tuple[Form, Mapping[str, Any]]:
+    def held(self) -> tuple[Form, Values]:
         """The form, and the arrays by the names of the kernels' struct."""
         return self._held
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Report:
         """The numbers by the names of the kernels' struct, and as that has them."""
         return {field(name, self.kind): as_given(number) for name, number in self.numbers.items()}
 
@@ -206,7 +207,7 @@ class Mask(_Function):
     kind: ClassVar[Kind] = "mask"
 
 
-def _traced(function: Callable[..., Any], kind: Kind, captured: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _traced(function: Callable[..., Any], kind: Kind, captured: Values) -> tuple[str, Report]:
     """The text of a function, and what it has captured, arrays of other libraries as views."""
     from cupyflash.expressions.trace import traced
     from cupyflash.launch.dispatch import as_array
@@ -398,7 +399,7 @@ def to_be_made(kind: str, given: Any) -> str:
     return f": pass cupyflash.{kind.capitalize()}({kind})" if isinstance(given, str) or callable(given) else ""
 
 
-def captured_values(score: Score | None, mask: Mask | None = None) -> tuple[dict[str, Any], Numbers]:
+def captured_values(score: Score | None, mask: Mask | None = None) -> tuple[Report, Numbers]:
     """A call's captured arrays and numbers, by the names of the kernels' struct. TypeError unless given a Score and a Mask."""
     if not isinstance(score, Score | None):
         raise TypeError(f"score must be a cupyflash.Score or None, got {type(score).__name__}{to_be_made('score', score)}")
@@ -424,12 +425,12 @@ def is_captured(name: str) -> bool:
     return name.startswith((field("", "score"), field("", "mask")))
 
 
-def captured_among(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def captured_among(arrays: Values) -> Report:
     """The arrays of a call that its score function has captured."""
     return {name: array for name, array in arrays.items() if is_captured(name)}
 
 
-def check_captured(problem: Any, arrays: Mapping[str, Any]) -> None:
+def check_captured(problem: Any, arrays: Values) -> None:
     """Raise ValueError unless captured arrays, by the struct's names, fit a problem."""
     for form in (problem.options.score, problem.options.mask_function):
         if form is not None:
@@ -450,7 +451,7 @@ def check_value(one: Captured, name: str, value: Any) -> None:
         raise TypeError(f"{name} must be {one}, as it was captured, got {found}")
 
 
-def captured_by(form: Form, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def captured_by(form: Form, arrays: Values) -> Report:
     """The arrays of a call that a function has captured, by the function's own names."""
     prefix = field("", form.kind)
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
@@ -460,7 +461,7 @@ def captured_by(form: Form, arrays: Mapping[str, Any]) -> dict[str, Any]:
 AT_A_TIME = 1 << 22
 
 
-def seen_by(form: Form, problem: Any, values: Mapping[str, Any], sequence: int = 0) -> np.ndarray:
+def seen_by(form: Form, problem: Any, values: Values, sequence: int = 0) -> Array:
     """Evaluate a mask function for each score of a problem, in float32 as the kernels do; the result broadcasts to S's shape.
 
     `values` are the captured NumPy arrays and numbers, by the function's names. If the problem is one of several sequences,
@@ -469,9 +470,9 @@ def seen_by(form: Form, problem: Any, values: Mapping[str, Any], sequence: int =
     at = positions(sizes_of(problem))
     at |= {"b": at["b"] + sequence, **values}
 
-    def of_rows(rows: slice) -> np.ndarray:
+    def of_rows(rows: slice) -> Array:
         """The mask of a few rows at a time, since each operation makes an array of 32 bits a score."""
-        found: np.ndarray = evaluate(form.tree, at | {name: at[name][..., rows, :] for name in ("row", "q")}, np.float32)
+        found: Array = evaluate(form.tree, at | {name: at[name][..., rows, :] for name in ("row", "q")}, np.float32)
         return found
 
     step, along = max(1, AT_A_TIME // max(1, problem.head_count * problem.seqlen_k)), depends_on(form.tree)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cupyflash.basics import Report, Values
 from cupyflash.expressions.c import Statements
 from cupyflash.expressions.derivative import derivative
 from cupyflash.expressions.tree import Load, Node, loads
@@ -113,7 +114,7 @@ def zeros_of(
     return {sum_field(name): (shapes[name], np.int64) for name in names} | {LARGEST: ((len(names),), np.uint32)}
 
 
-def finished(arrays: Mapping[str, Any], names: Sequence[str], terms: int) -> dict[str, Any]:
+def finished(arrays: Values, names: Sequence[str], terms: int) -> Report:
     """The gradients in float32 by the names of captured arrays, from sums by the struct's names; `terms` is the number of terms for
     which integers had room. An infinite term makes its whole array NaN."""
     largest = arrays.get(LARGEST)

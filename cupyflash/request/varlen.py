@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import AnyArray, check_keys, heads_first, is_number, require_integers, require_shape
+from cupyflash.basics import Values
 from cupyflash.launch.launcher import capturing
 from cupyflash.request.options import MAX_LENGTH, Options
 from cupyflash.request.problem import Problem
@@ -32,7 +32,7 @@ class Sequences:
 
 
 def pose(
-    arrays: Mapping[str, Any], options: Options, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None
+    arrays: Values, options: Options, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None
 ) -> tuple[Problem, Sequences]:
     """The problem of the longest sequence, with the number of sequences as its batch, and the sequences' lengths.
 
@@ -45,7 +45,7 @@ def pose(
     return problem, found
 
 
-def posed(arrays: Mapping[str, Any], options: Options) -> Problem:
+def posed(arrays: Values, options: Options) -> Problem:
     """The problem with the right number of sequences, before their lengths are checked."""
     check_bounds(arrays)
     views = {name: heads_first(arrays[name]) for name in ("q", "k", "v", "out") if name in arrays}
@@ -54,7 +54,7 @@ def posed(arrays: Mapping[str, Any], options: Options) -> Problem:
     return replace(Problem.from_arrays(**views, **beside, options=options), batch=arrays[BOUNDS[0]].shape[0] - 1)
 
 
-def check_bounds(arrays: Mapping[str, Any]) -> None:
+def check_bounds(arrays: Values) -> None:
     """TypeError or ValueError for arrays that cannot be those of packed sequences, whatever the bounds say."""
     _check_shapes(**{name: arrays[name] for name in ("q", "k", "v")})
     if "out" in arrays:
@@ -68,9 +68,7 @@ def check_bounds(arrays: Mapping[str, Any]) -> None:
         raise ValueError(f"cu_seqlens_k must have cu_seqlens_q's shape {first}, got {second}")
 
 
-def sequences(
-    bounds: Mapping[str, Any], total_q: int, total_k: int, max_seqlen_q: int | None, max_seqlen_k: int | None
-) -> Sequences:
+def sequences(bounds: Values, total_q: int, total_k: int, max_seqlen_q: int | None, max_seqlen_k: int | None) -> Sequences:
     """The lengths of the sequences, from bounds by name."""
     queries, longest_q = _lengths("q", bounds["cu_seqlens_q"], total_q, max_seqlen_q)
     keys, longest_k = _lengths("k", bounds["cu_seqlens_k"], total_k, max_seqlen_k)

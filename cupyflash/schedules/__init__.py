@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from cupyflash.arrays import is_number
+from cupyflash.basics import Report
 from cupyflash.device import Device
 from cupyflash.request.options import BlockMask, refused, require_choice, require_flag, require_taken
 from cupyflash.request.problem import USUAL_HEAD_DIM, Problem, require_usual_head_dim
@@ -92,7 +93,7 @@ _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] =
 }
 ALGORITHMS = (*_SCHEDULES, "decode")
 _VARLEN: dict[str, type[VarlenSchedule]] = {"fa2": VarlenSchedule, "fa3": Fa3VarlenSchedule}
-_BACKWARD: dict[str, Any] = {
+_BACKWARD: Report = {
     "fa1": (fa1_backward.Fa1BackwardSchedule, fa1_backward.fit),
     "fa2": (fa2_backward.Fa2BackwardSchedule, fa2_backward_tiles.fit),
     "fa3": (fa3_backward.Fa3BackwardSchedule, fa3_backward.fit),
@@ -368,7 +369,7 @@ def plan_varlen_backward(
         return _plan_backward(problem, device, algorithm, tiling, deterministic, False, dscore)
 
     one = _runnable(made, packed, device, tiling)
-    how: dict[str, Any] = {"deterministic": deterministic, "dscore": dscore, "patterns": patterns}
+    how: Report = {"deterministic": deterministic, "dscore": dscore, "patterns": patterns}
     together = packed_totals(packed, seqlens, totals)
     return _VARLEN_BACKWARD[algorithm](packed, device, one.tiling, seqlens=seqlens, packed=together, **how)
 
@@ -395,7 +396,7 @@ def _plan_backward(
     dscore: tuple[str, ...] = (),
 ) -> BackwardSchedule:
     schedule, fit = _BACKWARD[algorithm]
-    more: dict[str, Any] = {"deterministic": deterministic, "dbias": dbias, "dscore": dscore}
+    more: Report = {"deterministic": deterministic, "dbias": dbias, "dscore": dscore}
     paper = standard.paper_blocks(problem) if algorithm == "standard" else paper_blocks(problem, device)
     if algorithm != "fa2" or (tiling is None and problem.options.block_mask is None):
         tiles = _tiling(paper, fit, problem, device, tiling)

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
-
+from cupyflash.basics import Array
 from cupyflash.launch import params
 from cupyflash.launch.params import CapturedField, Field, Params
 from cupyflash.request.score_sums import LARGEST, sum_field
@@ -77,7 +76,7 @@ class BackwardSchedule(TileSchedule):
         rows, cols = self.mask_blocks or self.blocks
         return rows // self.block_rows, cols // self.block_cols
 
-    def _by_heads(self, block_mask: np.ndarray) -> np.ndarray:
+    def _by_heads(self, block_mask: Array) -> Array:
         rows, cols = self.shares
         spread = block_mask.repeat(rows, axis=2).repeat(cols, axis=3)[:, :, : self.row_blocks, : self.col_blocks]
         return super()._by_heads(spread)

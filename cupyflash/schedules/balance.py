@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cupyflash.basics import Array
+
 MOST_PIECES = 1 << 10
 """The number of last pieces whose takers are followed one by one, which takes a millisecond. Earlier pieces count as spread evenly,
 since they are many.
@@ -24,11 +26,11 @@ class Pieces(NamedTuple):
     """
 
     number: int
-    lengths: Callable[[np.ndarray], np.ndarray]
+    lengths: Callable[[Array], Array]
     period: int
 
     @classmethod
-    def listed(cls, lengths: np.ndarray) -> Pieces:
+    def listed(cls, lengths: Array) -> Pieces:
         return cls(len(lengths), lengths.__getitem__, len(lengths))
 
     def total(self, end: int) -> float:
@@ -48,7 +50,7 @@ class Pieces(NamedTuple):
             yield from self.lengths(np.arange(index, min(index + SAMPLE, self.number))).tolist()
 
 
-def taken(lengths: np.ndarray, takers: int) -> tuple[np.ndarray, np.ndarray]:
+def taken(lengths: Array, takers: int) -> tuple[Array, Array]:
     """The taker of each piece, and the time at which it begins. Of several free takers the first one takes the piece."""
     whose, begins = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), lengths.dtype)
     free = [(lengths.dtype.type(0).item(), taker) for taker in range(takers)]
@@ -67,7 +69,7 @@ def busiest(pieces: Pieces, takers: int) -> float:
     return max(free)
 
 
-def balance(lengths: np.ndarray, takers: int) -> float:
+def balance(lengths: Array, takers: int) -> float:
     """The busiest over the mean; 1 if there is no work."""
     mean = float(lengths.sum()) / takers
     return busiest(Pieces.listed(lengths), takers) / mean if mean else 1.0

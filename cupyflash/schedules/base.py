@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cupyflash.arrays import numpy_dtype
+from cupyflash.basics import Array
 from cupyflash.device import Device
 from cupyflash.expressions.c import ELEMENTS
 from cupyflash.launch import params
@@ -200,7 +201,7 @@ class TileSchedule(Schedule):
         state = states[0] if states and states[0] is not None else np.array(MIXED)
         return Tiles(kept & (state != EMPTY), kept & (state == MIXED))
 
-    def _by_heads(self, block_mask: np.ndarray) -> np.ndarray:
+    def _by_heads(self, block_mask: Array) -> Array:
         """A block mask for each (batch, head), by the schedule's blocks."""
         return np.broadcast_to(block_mask, (self.problem.batch, self.problem.heads, *block_mask.shape[2:]))
 

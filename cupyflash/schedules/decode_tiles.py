@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.device import Device
 from cupyflash.multiprocessor import PARTITIONS, WARP, clock_rate, occupancy
 from cupyflash.request import score
@@ -188,7 +189,7 @@ def least_seconds(problem: Problem, device: Device) -> float:
     return p.batch * p.kv_heads * max(0, int(end[0] - first[0])) * key_bytes(p) / (device.hbm_bandwidth or BANDWIDTH)
 
 
-def times(problem: Problem, device: Device, config: DecodeConfig, resident: int, splits: np.ndarray) -> dict[str, np.ndarray]:
+def times(problem: Problem, device: Device, config: DecodeConfig, resident: int, splits: Array) -> dict[str, Array]:
     """The model's seconds with each number of splits, by part. memory: the reads of all row tiles, at the bandwidth. loads: those
     of the multiprocessor with the most keys, as fast as its bytes in flight and twice its share of the bandwidth allow. arithmetic:
     its products and exponentials. start: of its thread blocks. partial: the bytes that splits write and read again, and the launch
@@ -211,15 +212,15 @@ def times(problem: Problem, device: Device, config: DecodeConfig, resident: int,
     }
 
 
-def seconds(problem: Problem, device: Device, config: DecodeConfig, resident: int, splits: np.ndarray) -> np.ndarray:
+def seconds(problem: Problem, device: Device, config: DecodeConfig, resident: int, splits: Array) -> Array:
     """The seconds that the model gives each number of splits: the longest of memory, loads and arithmetic, plus the rest."""
     return overall(times(problem, device, config, resident, splits))
 
 
-def overall(parts: dict[str, np.ndarray]) -> np.ndarray:
+def overall(parts: dict[str, Array]) -> Array:
     """The parts of `times` as one: the longest of memory, loads and arithmetic, and the rest."""
     longest = np.maximum(np.maximum(parts["memory"], parts["loads"]), parts["arithmetic"])
-    needed: np.ndarray = longest + parts["start"] + parts["partial"]
+    needed: Array = longest + parts["start"] + parts["partial"]
     return needed
 
 

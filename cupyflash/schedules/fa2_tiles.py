@@ -19,6 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, mma_rate, occupancy
 from cupyflash.request.problem import Problem
@@ -325,11 +326,11 @@ def whole(problem: Problem, device: Device, candidate: Fa2Candidate) -> Fa2Candi
     p, config = problem, candidate.config
     row_blocks, heads = -(-max(p.seqlen_q, 1) // config.block_rows), max(p.head_count, 1)
 
-    def visits(pieces: np.ndarray) -> np.ndarray:  # in launch order a head's last rows come first
+    def visits(pieces: Array) -> Array:  # in launch order a head's last rows come first
         starts = (row_blocks - 1 - pieces % row_blocks) * config.block_rows
         first, _ = p.keys_seen(starts, p.seqlen_k)
         _, end = p.keys_seen(np.minimum(starts + config.block_rows, max(p.seqlen_q, 1)) - 1, p.seqlen_k)
-        seen: np.ndarray = np.maximum(0, -(-end // config.block_cols) - first // config.block_cols)
+        seen: Array = np.maximum(0, -(-end // config.block_cols) - first // config.block_cols)
         return seen
 
     clocks = spread(candidate, device, Pieces(row_blocks * heads, visits, row_blocks))

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.launch.params import POINTER, Params, arrays, numbers
 from cupyflash.launch.tensor_maps import Box
 from cupyflash.request.score import named
@@ -175,7 +176,7 @@ class Fa3Schedule(Fa2Schedule):
         together = np.repeat(starts // self.keys_together, self.row_blocks)
         return Items(np.concatenate([turns[keys] for keys in every]), together, p.heads // self.pack, self.section, self.alike)
 
-    def order(self) -> tuple[np.ndarray, np.ndarray]:
+    def order(self) -> tuple[Array, Array]:
         """The items, and the sets of heads, in the order in which they are taken."""
         if self.queued:
             return self.items.order()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cupyflash.basics import Array
+
 THREADS = 128
 NEVER = (1 << 31) - 1
 FEW, SHORT = 6, 8
@@ -33,13 +35,13 @@ class Items:
     sequence has none, and a number that sequences share whose K and V are in L2 together. `alike`: the number of column blocks
     from which on they count as equally long."""
 
-    turns: np.ndarray
-    together: np.ndarray
+    turns: Array
+    together: Array
     heads: int
     section: int
     alike: int
 
-    def order(self) -> tuple[np.ndarray, np.ndarray]:
+    def order(self) -> tuple[Array, Array]:
         """The items and the heads in the order in which they are taken: the longest first, but of items that count as equally long
         those of sequences that are together, and of these the heads by sections.
         """

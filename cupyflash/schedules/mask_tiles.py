@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
+from cupyflash.basics import Array
 from cupyflash.expressions.tree import depends_on
 from cupyflash.request import score
 from cupyflash.request.problem import Problem
@@ -79,7 +78,7 @@ class MaskTiles:
         return math.prod(self.shape)
 
     @property
-    def states(self) -> np.ndarray | None:
+    def states(self) -> Array | None:
         """EMPTY, MIXED or WHOLE for each tile; None if the host does not know, and counts them as mixed."""
         p = self.problem
         if p.options.pattern is None or p.options.pattern.bits is None:

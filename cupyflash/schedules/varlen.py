@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from cupyflash.arrays import is_number
+from cupyflash.basics import Array, Values
 from cupyflash.launch import params
 from cupyflash.launch.params import Params
 from cupyflash.launch.tensor_maps import Box
@@ -153,7 +154,7 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
     def blocks_there(self) -> int:
         return self.problem.heads * sum(one.row_blocks for one in self.in_order())
 
-    def order(self) -> tuple[np.ndarray, np.ndarray]:
+    def order(self) -> tuple[Array, Array]:
         if self.queued:
             return self.items.order()
         head, item = np.divmod(np.arange(self.works), len(self.items.turns))
@@ -305,7 +306,7 @@ def _require_packed(p: Problem, seqlens: Seqlens | None, patterns: Patterns | No
         raise ValueError(f"patterns must be those of a mask function in {p.batch} sequences of known seqlens, got {len(patterns)}")
 
 
-def patterns_of(p: Problem, seqlens: Seqlens, values: Mapping[str, Any]) -> Patterns | None:
+def patterns_of(p: Problem, seqlens: Seqlens, values: Values) -> Patterns | None:
     """The pattern of a problem's mask function in each sequence, None without such a function; `values` are the captured NumPy
     arrays and numbers, by the function's names."""
     form = p.options.mask_function

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from cupyflash.basics import Report
 from cupyflash.sim import files
 from cupyflash.sim.cli import terminal
 from cupyflash.sim.cli.group import Found
@@ -50,7 +51,7 @@ def check(judged: Judged, how: DrawOptions, as_json: bool, output: Path | None) 
         maker = found(judged.inputs, modules, "--inputs") if judged.inputs else None
         for module in modules.values() if maker is None else ():
             maker = maker or getattr(module, "inputs", None)
-        options: dict[str, Any] = {"seed": how.seed, "seconds": how.max_seconds, "strict": how.strict, "only": how.only}
+        options: Report = {"seed": how.seed, "seconds": how.max_seconds, "strict": how.strict, "only": how.only}
         verdict = judge(ours, theirs, maker, **options, names=(judged.function, judged.reference))
     text = json.dumps(verdict.to_dict(), indent=2)
     if output is not None:

@@ -4,7 +4,6 @@ and of `sweep --over cache` (bytes, splits and thread blocks along the length of
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -214,7 +213,7 @@ def points_of(request: ProblemRequest, values: list[int], plot: Path | None) -> 
     return Points({"over": OVER, **head}, rows(points), title, COLUMNS, (LEGEND,), {})
 
 
-def rows(points: tuple[CachePoint, ...]) -> list[dict[str, Any]]:
+def rows(points: tuple[CachePoint, ...]) -> list[Report]:
     """The points with names for their columns."""
     return [
         {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
 
 import click
 
+from cupyflash.basics import Report
 from cupyflash.device import Device
 from cupyflash.launch.simulated import default_device
 from cupyflash.sim.cli.show import detected, say, show_table
@@ -42,7 +42,7 @@ def devices(as_json: bool) -> None:
     say(f"NumPy arrays run on the simulated {simulated.name}")
 
 
-def device_report(device: Device) -> dict[str, Any]:
+def device_report(device: Device) -> Report:
     return asdict(device) | {"tensor_peak": dict(device.tensor_peak)}
 
 

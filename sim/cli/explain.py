@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from cupyflash.basics import Report
 from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, fa3_tiles, plan, plan_backward
 from cupyflash.sim import l2, theory
@@ -56,7 +57,7 @@ def way(request: ProblemRequest) -> Any:
     return (BACKWARD_WAYS if request.backward else WAYS)[request.algorithm]
 
 
-def fa1_tiling(schedule: TileSchedule) -> dict[str, Any] | None:
+def fa1_tiling(schedule: TileSchedule) -> Report | None:
     """The tile of Algorithm 1's kernel, or Algorithm 4's, by the paper's formula; None if d is too wide, or nothing fits."""
     if is_wide(schedule.problem):
         return None
@@ -67,7 +68,7 @@ def fa1_tiling(schedule: TileSchedule) -> dict[str, Any] | None:
         return None
 
 
-def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
+def show(report: Report, request: ProblemRequest, everything: bool) -> None:
     """An explanation as text."""
     device = request.device
     say(request.title, rest="  ")
@@ -111,7 +112,7 @@ def is_wide(problem: Problem) -> bool:
     return max(problem.head_dim, problem.head_dim_v) > USUAL_HEAD_DIM
 
 
-def show_tilings(report: dict[str, Any], fitted: str, problem: Problem) -> None:
+def show_tilings(report: Report, fitted: str, problem: Problem) -> None:
     """The paper's block sizes beside those that are taken."""
     tiling, algorithm = report["tiling"], report["algorithm"]
     stages = {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
+from cupyflash.basics import Report
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.cli.request import ProblemRequest, requested
 from cupyflash.sim.cli.show import say, show_table, show_tiling, taken, tell, tiling_report
@@ -20,7 +19,7 @@ def inspect(request: ProblemRequest, as_json: bool) -> None:
     schedule, device = request.schedule(), request.device
     kernels = schedule.kernels()
     found = resources(tracked(kernels, "compiling the kernels"), device.compute_capability)
-    report: dict[str, Any] = {
+    report: Report = {
         **request.report,
         "device": taken(device, "name", "compute_capability", "sm_count", "registers_per_sm", "sram_per_sm"),
         "tiling": tiling_report(schedule),
@@ -34,7 +33,7 @@ def inspect(request: ProblemRequest, as_json: bool) -> None:
     tell(report, as_json, show, request)
 
 
-def show(report: dict[str, Any], request: ProblemRequest) -> None:
+def show(report: Report, request: ProblemRequest) -> None:
     """An inspection as text."""
     device = request.device
     say(request.title, rest="  ")

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -26,11 +25,11 @@ ORDERS = {
 }
 
 
-def l2_report(request: ProblemRequest) -> dict[str, Any]:
+def l2_report(request: ProblemRequest) -> Report:
     """The model's result for JSON. Raises ValueError where it does not follow the schedule."""
     schedule, device, given = request.schedule(), request.device, request.functions.fields
     found = l2.run(schedule, given=given)
-    report: dict[str, Any] = {**l2.L2.of(device).as_dict(), **found.as_dict(), "dram_bytes": found.dram.total_bytes}
+    report: Report = {**l2.L2.of(device).as_dict(), **found.as_dict(), "dram_bytes": found.dram.total_bytes}
     if isinstance(schedule, Fa2Schedule) and not isinstance(schedule, Fa3Schedule):
         orders = tracked([order for order in l2.ORDERS if order != "rows"], "following the requests in other orders of the grid")
         others = {order: l2.run(schedule, order=order, given=given).dram for order in orders}
@@ -43,7 +42,7 @@ def l2_report(request: ProblemRequest) -> dict[str, Any]:
     return report
 
 
-def show_l2(report: dict[str, Any]) -> None:
+def show_l2(report: Report) -> None:
     """Show a report as text."""
     rates = {name: "-" if row["hit_rate"] is None else f"{row['hit_rate']:.1%}" for name, row in report["tensors"].items()}
     columns = ("read_bytes", "dram_read_bytes", "write_bytes", "dram_write_bytes")
@@ -65,7 +64,7 @@ def show_l2(report: dict[str, Any]) -> None:
         show_table(("grid, the fastest axis first", "bytes of DRAM", "ratio"), cells)
 
 
-def show_executed(report: dict[str, Any]) -> None:
+def show_executed(report: Report) -> None:
     """Show an execution beside its schedule as text."""
     executed, schedule = report["executed"], report["schedule"]
     say(said_of(report, executed["resident_blocks"], executed["thread_blocks"]))
@@ -85,7 +84,7 @@ def show_executed(report: dict[str, Any]) -> None:
         say(report["not_followed"])
 
 
-def said_of(cache: dict[str, Any], slots: Sequence[int], grids: Sequence[int]) -> str:
+def said_of(cache: Report, slots: Sequence[int], grids: Sequence[int]) -> str:
     """The model's assumptions: the cache, and how many of each kernel's thread blocks run at a time."""
     return (
         f"Behind the L2, by a model: {cache['l2_bytes']:,} bytes, {cache['ways']} ways, lines of {cache['line_bytes']} bytes in "
@@ -115,7 +114,7 @@ class Timing:
     def asked(self) -> bool:
         return self.with_time or self.roofline is not None
 
-    def report_of(self, request: ProblemRequest) -> dict[str, Any] | None:
+    def report_of(self, request: ProblemRequest) -> Report | None:
         """The predicted time for JSON; the picture is drawn on the way. None where nothing is asked.
 
         Raises ValueError if the request has no time, click.UsageError for --results without --time.
@@ -145,7 +144,7 @@ class Timing:
         return report | {"measured": [asdict(each) | {"model_error": found.seconds / each.seconds - 1} for each in beside]}
 
 
-def show_time(report: dict[str, Any]) -> None:
+def show_time(report: Report) -> None:
     """Show a report as text."""
     from cupyflash.sim.cli.time import show_lines
     from cupyflash.sim.clock.known import KnownError
@@ -179,7 +178,7 @@ def show_time(report: dict[str, Any]) -> None:
         say("nothing was measured of this problem on this device, as far as benchmark results at hand tell")
 
 
-def launch_row(launch: dict[str, Any], seconds: float) -> tuple[str, ...]:
+def launch_row(launch: Report, seconds: float) -> tuple[str, ...]:
     own = launch["seconds"]
     counts = str(launch["residents"]), f"{launch['rounds']:,.1f}"
     return launch["kernel"], f"{own * 1e6:,.1f}", f"{own / seconds:.0%}", launch["binds"], *counts, launch["sampled"]

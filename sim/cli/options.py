@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from cupyflash.basics import DEFAULT_DEVICE, DEFAULT_SECONDS, FLAGS, ITEMSIZE
+from cupyflash.basics import DEFAULT_DEVICE, DEFAULT_SECONDS, FLAGS, ITEMSIZE, Values
 from cupyflash.sim.cli.help import device_names
 from cupyflash.sim.names import NAMES
 
@@ -229,7 +229,7 @@ SCORE_DTYPE = click.option(
 DECODING = {"seqlen": 1, "seqlen_k": 8192, "head_dim": 128, "heads": 32, "kv_heads": 8, "causal": True}
 
 
-def options_of(given: Mapping[str, Any]) -> str:
+def options_of(given: Values) -> str:
     """Options by their names in Python, as they are written on the command line."""
     return ", ".join(f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in given.items())
 

@@ -294,7 +294,7 @@ def points_of(request: ProblemRequest, values: list[int], split: Split, plot: Pa
     return Points(head, rows, f"{told} over ranks, {split.layout}, {way}; {link}", COLUMNS, (legend,), {})
 
 
-def row(model: RingModel, other: RingModel) -> dict[str, Any]:
+def row(model: RingModel, other: RingModel) -> Report:
     """One number of ranks: the counts of the busiest rank, the seconds of its longest step."""
     rank, steps = model.busiest, model.timeline
     sent, received = model.link_bytes[rank]

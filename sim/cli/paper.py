@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
+from cupyflash.basics import Report
 from cupyflash.sim import files, text
 from cupyflash.sim.cli.options import kind_of
 from cupyflash.sim.cli.show import print_or_write, say, show_table, width
@@ -38,7 +38,7 @@ def paper(names: Sequence[str], form: str | None, as_json: bool, output: Path | 
     print_or_write(content, output)
 
 
-def report(figure: Figure) -> dict[str, Any]:
+def report(figure: Figure) -> Report:
     """A figure for JSON: the table's rows by their heads, and the points that are drawn."""
     said = {"name": figure.name, "title": figure.title, "paper": figure.paper, "explained": figure.explained}
     rows = [dict(zip(figure.heads, row, strict=True)) for row in figure.rows]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import click
 
+from cupyflash.basics import Report
 from cupyflash.request.options import EMPTY, MIXED, WHOLE
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import theory
@@ -94,12 +94,12 @@ def ratio(form: Traffic, standard: Traffic) -> float | None:
     return form.total_bytes / standard.total_bytes if standard.total_bytes else None
 
 
-def side_by_side(request: ProblemRequest, asked: TileSchedule, standard: Traffic) -> dict[str, dict[str, Any]]:
+def side_by_side(request: ProblemRequest, asked: TileSchedule, standard: Traffic) -> dict[str, Report]:
     """The algorithms for one problem, by name: the one that was asked for as it was, the others in their fitted tiling.
 
     FlashAttention-3 is included on devices that have its instructions, and decoding if it was requested.
     """
-    told: dict[str, dict[str, Any]] = {}
+    told: dict[str, Report] = {}
     hopper = request.device.compute_capability == fa3_tiles.COMPUTE_CAPABILITY
     split = request.algorithm == "decode"
     for algorithm in (*["decode"] * split, *["fa3"] * hopper, "fa2", "fa1", "standard"):
@@ -122,12 +122,12 @@ def other_schedule(request: ProblemRequest, algorithm: str) -> TileSchedule:
     return replace(request, problem=problem, algorithm=algorithm, tiling=None).schedule()
 
 
-def moved(form: Traffic, standard: Traffic) -> dict[str, Any]:
+def moved(form: Traffic, standard: Traffic) -> Report:
     """One algorithm's bytes, for JSON."""
     return taken(form, "read_bytes", "write_bytes", "total_bytes") | {"ratio_to_standard": ratio(form, standard)}
 
 
-def show_prediction(report: dict[str, Any], request: ProblemRequest) -> None:
+def show_prediction(report: Report, request: ProblemRequest) -> None:
     """A prediction as text."""
     device = report["device"]
     theorem, count = (5, 10) if request.backward else (2, 4)
@@ -161,7 +161,7 @@ def show_prediction(report: dict[str, Any], request: ProblemRequest) -> None:
     say(f"lower bound for any exact algorithm, its shape only: {shapes['lower_bound_shape']:,.0f}")
 
 
-def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: ProblemRequest, followed: bool) -> None:
+def show_side_by_side(algorithms: dict[str, Report], request: ProblemRequest, followed: bool) -> None:
     """The algorithms for one problem, as text; `followed`: the L2 was, and there is no need to say that it was not."""
     what, standard = ("backward", "standard attention's backward") if request.backward else ("forward", "standard attention")
     click.echo()

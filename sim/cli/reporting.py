@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cupyflash.basics import Report, Values
 from cupyflash.sim.cli.group import Found, orderly
 from cupyflash.sim.cli.help import format_names
 from cupyflash.sim.cli.options import Command, NewFile
@@ -61,7 +62,7 @@ class FindingsReport:
         self,
         checked: formats.CheckedKernels,
         as_text: Callable[[], str],
-        as_data: Callable[[], dict[str, Any]],
+        as_data: Callable[[], Report],
         where: str,
         text_to_stderr: bool = False,
     ) -> None:
@@ -123,7 +124,7 @@ def findings_report(command: Command) -> Command:
     return command
 
 
-def watched(sources: Callable[[Mapping[str, Any]], Iterable[Path]]) -> Callable[[Command], Command]:
+def watched(sources: Callable[[Values], Iterable[Path]]) -> Callable[[Command], Command]:
     """Decorate a command with --watch. `sources`: of its options, the files and folders that it depends on."""
 
     def decorate(command: Command) -> Command:

@@ -8,7 +8,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -209,7 +209,7 @@ class ProblemRequest:
     dropout: float = 0.0
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> ProblemRequest:
+    def of(cls, given: Report) -> ProblemRequest:
         """The request of `problem_options`' values, by name. ValueError or click.UsageError for what does not go together."""
         if given.get("decode"):
             return cls.decoding(given)
@@ -239,7 +239,7 @@ class ProblemRequest:
         return cls(problem, device, algorithm, tiling, lse, backward, deterministic, functions=functions, dropout=dropout)
 
     @classmethod
-    def decoding(cls, given: dict[str, Any]) -> ProblemRequest:
+    def decoding(cls, given: Report) -> ProblemRequest:
         """The request of the same values, for --decode."""
         if other := first_given(NOT_DECODING):
             instead = ": --cache-seqlens has the keys of each sequence" if other == "--key-lengths" else ""
@@ -298,9 +298,9 @@ class ProblemRequest:
         return f"{NAMES[self.algorithm]}{how}: {describe(self.problem)}"
 
     @property
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """The request for JSON: the head of a command's report."""
-        report: dict[str, Any] = {"problem": flat(self.problem), "algorithm": self.algorithm}
+        report: Report = {"problem": flat(self.problem), "algorithm": self.algorithm}
         report |= {"numbers": self.functions.numbers} if self.functions.numbers else {}
         report |= {"dropout": self.dropout} if self.dropout else {}
         if self.cache is not None:
@@ -321,7 +321,7 @@ def refuse_longer(estimate: float, max_seconds: float) -> None:
         )
 
 
-def posed(given: Mapping[str, Any], kv_heads: int, keys: int, functions: ScoreFunctions, **options: Any) -> Problem:
+def posed(given: Values, kv_heads: int, keys: int, functions: ScoreFunctions, **options: Any) -> Problem:
     """The problem of contiguous arrays, by the options of sizes, flags, --window and functions, and further `options` of
     `Problem`."""
     names = ("batch", "heads", "seqlen", "head_dim", "dtype", "head_dim_v", "window")

@@ -178,7 +178,7 @@ def show_balance(report: Report) -> None:
 # -- counted bytes -----------------------------------------------------------------------------------------------------------
 
 
-def counted(schedule: TileSchedule, form: Traffic) -> dict[str, Any]:
+def counted(schedule: TileSchedule, form: Traffic) -> Report:
     """The bytes of a schedule for JSON, and True if its replay agrees with the closed form."""
     try:
         replayed: machine.Replay | None = machine.run(schedule)
@@ -200,7 +200,7 @@ def machine_balance(device: Device, dtype: str) -> float | None:
     return peak / bandwidth if peak and bandwidth else None
 
 
-def intensities(flops: int, form: Traffic, device: Device, dtype: str) -> dict[str, Any]:
+def intensities(flops: int, form: Traffic, device: Device, dtype: str) -> Report:
     """The operations for JSON, beside the bytes, and beside what the device balances."""
     by_byte, balance = intensity(flops, form.total_bytes), machine_balance(device, dtype)
     return {"flops": flops, "arithmetic_intensity": by_byte, "machine_balance": balance}
@@ -223,7 +223,7 @@ def show_traffic(traffic: Mapping[str, Mapping[str, int]]) -> None:
     click.echo()
 
 
-def show_replay(report: Mapping[str, Any]) -> None:
+def show_replay(report: Values) -> None:
     """Show the replay's verdict, and the memory beside the tensors."""
     if report["replay_refused"]:
         say(f"replay on the SRAM machine refused: {report['replay_refused']}")
@@ -256,12 +256,12 @@ class Points:
     `legends` explain them. `folded`: columns of one value, but for the first, are told in words.
     """
 
-    head: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
+    head: Values
+    rows: Sequence[Values]
     title: str
     columns: Mapping[str, Column]
     legends: Sequence[str]
-    tail: Mapping[str, Any]
+    tail: Values
     folded: bool = False
 
     def printed(self, kind: str) -> str:

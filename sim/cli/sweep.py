@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import click
 
+from cupyflash.basics import Report
 from cupyflash.device import Device
 from cupyflash.distributed.layout import MOST_RANKS
 from cupyflash.request.problem import Problem
@@ -204,7 +205,7 @@ def parse_value(over: Over, option: str, value: str) -> int:
     return number
 
 
-def fields(point: Point) -> dict[str, Any]:
+def fields(point: Point) -> Report:
     return {
         **taken(point, "sram_elements", "block_rows", "block_cols", "read_bytes", "write_bytes", "total_bytes"),
         "standard_ideal_bytes": point.ideal_bytes,

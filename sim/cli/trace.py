@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
+from cupyflash.basics import Report
 from cupyflash.device import Device
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS, TileSchedule
@@ -75,7 +75,7 @@ def trace(
             raise Found("; ".join(each.problems))
 
 
-def choices_of(request: ProblemRequest, asked: Sequence[ProblemRequest], names: Sequence[str]) -> dict[str, Any] | None:
+def choices_of(request: ProblemRequest, asked: Sequence[ProblemRequest], names: Sequence[str]) -> Report | None:
     """Other sizes for the page, None if there are none."""
     from cupyflash.sim.trace.choices import choices
 
@@ -160,7 +160,7 @@ def title_of(request: ProblemRequest, asked: Sequence[ProblemRequest]) -> str:
     return describe(request.problem) + ", backward" * all(each.backward for each in asked)
 
 
-def show(told: dict[str, Any], request: ProblemRequest) -> None:
+def show(told: Report, request: ProblemRequest) -> None:
     """Traces, summed up, as text."""
     say(told["title"], rest="  ")
     say(f"on a simulated {told['device']}: {request.device.sram_per_block:,} bytes of SRAM a block")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cupyflash.basics import Report
 from cupyflash.schedules import DecodeSchedule, TileSchedule
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.models import show_executed
@@ -43,7 +44,7 @@ def verify(request: ProblemRequest, seed: int | None, data_seed: int, l2: bool, 
         raise Found("; ".join(faults(found)))
 
 
-def report_of(request: ProblemRequest, schedule: TileSchedule, found: Verification, seed: int | None) -> dict[str, Any]:
+def report_of(request: ProblemRequest, schedule: TileSchedule, found: Verification, seed: int | None) -> Report:
     """A verification for JSON."""
     from cupyflash.sim.verification import V_MEANS
 
@@ -70,7 +71,7 @@ def report_of(request: ProblemRequest, schedule: TileSchedule, found: Verificati
     }
 
 
-def show(report: dict[str, Any], request: ProblemRequest, found: Verification) -> None:
+def show(report: Report, request: ProblemRequest, found: Verification) -> None:
     """A verification as text."""
     device = request.device
     say(request.title, rest="  ")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Array, Values
 from cupyflash.sim.ptx.state.findings import ERROR, WARNING, shorten
 from cupyflash.sim.ptx.state.segments import never_written
 
@@ -113,7 +114,7 @@ class Judge:
         spent = round(time.process_time() - began, 3)
         self.tried.append(Tried(k, plan.words, inputs, plan.demanded, result, self._launches, spent, round(self._error, 4)))
 
-    def _tell(self, k: int, kind: str, message: str, evidence: Mapping[str, Any], condition: bool = False, key: Any = None) -> None:
+    def _tell(self, k: int, kind: str, message: str, evidence: Values, condition: bool = False, key: Any = None) -> None:
         key = (kind, message if key is None else key)
         fault = Fault(kind, message, k, evidence)
         if (condition or not self._demanded) and not self.strict:
@@ -124,7 +125,7 @@ class Judge:
             self._known.add(key)
             self.faults.append(fault)
 
-    def _run(self, k: int, arguments: Mapping[str, Any], order: int | None = None) -> FunctionRun:
+    def _run(self, k: int, arguments: Values, order: int | None = None) -> FunctionRun:
         made = run(self.problem.function, arguments, self.problem.outs, self.problem.positional, order)
         self._launches += len(made.launches)
         for launch in made.launches:
@@ -135,7 +136,7 @@ class Judge:
                     self._tell(k, one.kind, shorten(one), evidence, one.severity == WARNING or beyond, (one.kernel, one.places[0]))
         return made
 
-    def _try(self, k: int, plan: DrawPlan, arguments: Mapping[str, Any]) -> None:
+    def _try(self, k: int, plan: DrawPlan, arguments: Values) -> None:
         problem = self.problem
         native = problem.reference.native(arguments)
         wanted = problem.outputs(native)
@@ -229,7 +230,7 @@ class Judge:
             self._scales |= {key: scale_of(flat(value)) for key, value in values if isinstance(value, (np.ndarray, np.generic))}
         return self._scales.get(name, 0.0)
 
-    def _differs(self, k: int, kind: str, name: str, value: np.ndarray, found: WrongElements) -> None:
+    def _differs(self, k: int, kind: str, name: str, value: Array, found: WrongElements) -> None:
         never = never_written(value)
         if never.any():
             places = np.argwhere(never)
@@ -239,7 +240,7 @@ class Judge:
             return
         self._tell(k, kind, found.message, found.evidence, key=name)
 
-    def _unchanged(self, k: int, arguments: Mapping[str, Any], results: Results, native: Results) -> None:
+    def _unchanged(self, k: int, arguments: Values, results: Results, native: Results) -> None:
         """Arrays that the reference leaves as they are have to stay so."""
         for name, value in arguments.items():
             if not isinstance(value, np.ndarray) or name in (*self.problem.outs, *self.problem.inouts):
@@ -251,7 +252,7 @@ class Judge:
             elif np.asarray(after).tobytes() != value.tobytes():
                 self._tell(k, "changed input", f"{name} has changed, and the reference leaves it as it is", {}, key=name)
 
-    def _moved(self, arguments: Mapping[str, Any], name: str, native: Results) -> list[Expected]:
+    def _moved(self, arguments: Values, name: str, native: Results) -> list[Expected]:
         """Returns what an argument that the reference changes in place is expected to be."""
         rng = np.random.default_rng((self.seed, 2))
         return self.problem.reference.expected(arguments, native, lambda one: [one.arguments[name]], rng)

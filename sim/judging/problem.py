@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Report, Values
+
 from .declared import GRAMMAR, Declaration, declaration
 from .draws import Draw, DrawPlan, DrawSpace, make
 from .reference import Reference, Results
@@ -26,7 +28,7 @@ class JudgedProblem:
 
     function: Function
     reference: Reference
-    maker: Callable[[Draw], dict[str, Any]]
+    maker: Callable[[Draw], Report]
     positional: bool
     outs: tuple[str, ...] = ()
     inouts: tuple[str, ...] = ()
@@ -40,7 +42,7 @@ class JudgedProblem:
         ours, theirs = parameters(function), parameters(reference)
         declared = {} if inputs is not None else declarations(ours, theirs)
 
-        def made(draw: Draw) -> dict[str, Any]:
+        def made(draw: Draw) -> Report:
             if inputs is None:
                 return {name: draw.declared(one) for name, one in declared.items()}
             values = inputs(draw)
@@ -62,7 +64,7 @@ class JudgedProblem:
                 "give its parameters the same names, or as many (those that are declared 'out' may be left out)"
             )
 
-        def takes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        def takes(arguments: Values) -> Report:
             if same:
                 return {name: one for name, one in arguments.items() if name in theirs}
             return {name: one for name, one in arguments.items() if name not in outs}
@@ -120,7 +122,7 @@ def declarations(ours: Mapping[str, inspect.Parameter], theirs: Mapping[str, ins
     return out
 
 
-def named(values: Any, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+def named(values: Any, ours: Values, theirs: Values) -> Report:
     """Returns the values of `inputs(draw)` by the function's parameters."""
     listed = list(values) if isinstance(values, (tuple, list)) else [values]
     names = list(ours) if len(listed) <= len(ours) else list(theirs)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from cupyflash.basics import Array, Report, Values
 
 from .tensors import array, takes_tensors, tensors
 from .values import is_half, limits
@@ -33,10 +35,10 @@ class Results:
     """A call's results: what it returned, as a list, and its arguments afterwards, by name."""
 
     returned: list[Any]
-    arguments: Mapping[str, Any]
+    arguments: Values
 
 
-def call(function: Callable[..., Any], arguments: Mapping[str, Any], positional: bool) -> Results:
+def call(function: Callable[..., Any], arguments: Values, positional: bool) -> Results:
     """Calls a function with arguments by name, or by place if its parameters have other names."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -114,16 +116,16 @@ class Expected:
     Floating-point outputs have `truth`, `plain` and `magnitude`, all as float64 (complex numbers as two).
     """
 
-    native: np.ndarray
-    others: tuple[np.ndarray, ...] = ()
-    truth: np.ndarray | None = None
-    plain: np.ndarray | None = None
-    magnitude: np.ndarray | None = None
+    native: Array
+    others: tuple[Array, ...] = ()
+    truth: Array | None = None
+    plain: Array | None = None
+    magnitude: Array | None = None
     inputs: tuple[float, int] = (0.0, 1)
     """The unit roundoff to compute with, and the number of elements of the largest input."""
 
 
-def flat(value: Any) -> np.ndarray:
+def flat(value: Any) -> Array:
     """Returns an output as float64, complex numbers as two."""
     wide = np.asarray(value)
     if wide.dtype.kind == "c":
@@ -137,9 +139,9 @@ class Reference:
 
     function: Callable[..., Any]
     positional: bool
-    takes: Callable[[Mapping[str, Any]], dict[str, Any]]
+    takes: Callable[[Values], Report]
 
-    def native(self, arguments: Mapping[str, Any]) -> Results:
+    def native(self, arguments: Values) -> Results:
         """Returns the reference's results in the arguments' own types. Raises ValueError if it raises anything."""
         try:
             return call(self.function, {name: copied(one) for name, one in self.takes(arguments).items()}, self.positional)
@@ -148,9 +150,7 @@ class Reference:
             place = f"{Path(last.filename).name}:{last.lineno}"
             raise ValueError(f"the reference raises {type(error).__name__} at {place}: {error}") from error
 
-    def expected(
-        self, arguments: Mapping[str, Any], native: Results, pick: Callable[[Results], list[Any]], rng: Any
-    ) -> list[Expected]:
+    def expected(self, arguments: Values, native: Results, pick: Callable[[Results], list[Any]], rng: Any) -> list[Expected]:
         """Returns the expected outputs; `pick` takes the outputs out of results."""
         own = [np.asarray(one) for one in pick(native)]
         given = self.takes(arguments)
@@ -158,7 +158,7 @@ class Reference:
         floats = [kind for kind in kinds if is_float(kind)]
         largest = max((one.size for one in given.values() if isinstance(one, np.ndarray)), default=1)
 
-        def run(make: Callable[[Any], Any], base: Mapping[str, Any]) -> list[np.ndarray]:
+        def run(make: Callable[[Any], Any], base: Values) -> list[Array]:
             made = call(self.function, {name: make(one) for name, one in base.items()}, self.positional)
             return [np.asarray(one) for one in pick(made)]
 
@@ -196,11 +196,11 @@ class WrongElements:
     """
 
     message: str
-    evidence: dict[str, Any]
+    evidence: Report
     slight: bool = False
 
 
-def bound(expected: Expected, kind: np.dtype[Any], usual: float) -> np.ndarray:
+def bound(expected: Expected, kind: np.dtype[Any], usual: float) -> Array:
     """Returns the error that each element of an output of that type may have; usual: the scale of ordinary outputs."""
     assert expected.truth is not None and expected.plain is not None and expected.magnitude is not None
     compute, largest = expected.inputs
@@ -219,7 +219,7 @@ def bound(expected: Expected, kind: np.dtype[Any], usual: float) -> np.ndarray:
         return np.asarray(2 * plain + other_order + 2 * rounding * expected.magnitude + smallest(kind))
 
 
-def scale_of(values: np.ndarray) -> float:
+def scale_of(values: Array) -> float:
     """Returns the largest finite size among values."""
     return float(np.max(np.where(np.isfinite(values), np.abs(values), 0.0), initial=0.0))
 
@@ -260,7 +260,7 @@ def compared(got: Any, expected: Expected, name: str, usual: float) -> tuple[Wro
     return replace(found, slight=bool(few or small)), share
 
 
-def near(values: np.ndarray, wanted: np.ndarray, allowed: np.ndarray, largest: float) -> np.ndarray:
+def near(values: Array, wanted: Array, allowed: Array, largest: float) -> Array:
     """Returns which values are within the bound of the wanted ones; infinities count as numbers beyond the type's largest."""
     same = (np.abs(values - wanted) <= allowed) & np.isfinite(values)
     over = np.isinf(values) & (np.sign(values) == np.sign(wanted)) & (np.abs(wanted) + allowed >= largest)
@@ -268,7 +268,7 @@ def near(values: np.ndarray, wanted: np.ndarray, allowed: np.ndarray, largest: f
 
 
 def difference(
-    got: np.ndarray, wanted: np.ndarray, wrong: np.ndarray, name: str, allowed: np.ndarray | None, error: np.ndarray | None = None
+    got: Array, wanted: Array, wrong: Array, name: str, allowed: Array | None, error: Array | None = None
 ) -> WrongElements:
     """Describes wrong elements."""
     count = int(wrong.sum())
@@ -276,7 +276,7 @@ def difference(
     score = np.where(wrong, 1.0 if error is None else error, -1.0)
     at = tuple(int(each) for each in np.unravel_index(int(np.argmax(score)), wrong.shape))
     box = [[int(low), int(high)] for low, high in zip(places.min(0), places.max(0), strict=True)] if wrong.ndim else []
-    evidence: dict[str, Any] = {"output": name, "index": list(at), "got": number(got[at]), "expected": number(wanted[at])}
+    evidence: Report = {"output": name, "index": list(at), "got": number(got[at]), "expected": number(wanted[at])}
     if allowed is not None:
         evidence |= {"error": number(abs(float(got[at]) - float(wanted[at]))), "allowed": number(allowed[at])}
     evidence |= {"wrong": count, "elements": int(wrong.size), "from_to": box, "shape": list(wrong.shape)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Report, Values
 from cupyflash.sim.numba import simulated_numba
 from cupyflash.sim.ptx import Launch, simulated_cupy, simulation
 from cupyflash.sim.ptx.rawkernel import DeviceArray
@@ -91,11 +92,9 @@ class FunctionRun:
     where: str = ""
 
 
-def run(
-    function: Callable[..., Any], arguments: Mapping[str, Any], outs: Sequence[str], positional: bool, order: int | None
-) -> FunctionRun:
+def run(function: Callable[..., Any], arguments: Values, outs: Sequence[str], positional: bool, order: int | None) -> FunctionRun:
     """Calls the function with copies of the arguments, as CuPy's arrays; those of `outs` are fresh."""
-    given: dict[str, Any] = {}
+    given: Report = {}
     shared: dict[int, Any] = {}
     for name, value in arguments.items():
         mine = shared.setdefault(id(value), copied(value)) if isinstance(value, np.ndarray) else value

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+
+from cupyflash.basics import Report, Values
 
 
 def packages(function: Callable[..., Any]) -> set[str]:
@@ -17,7 +19,7 @@ def packages(function: Callable[..., Any]) -> set[str]:
     return set().union(*map(package, visible(function).values()))
 
 
-def visible(function: Callable[..., Any]) -> dict[str, Any]:
+def visible(function: Callable[..., Any]) -> Report:
     """Returns the values that a function sees by name: its module's, and those of functions around it."""
     known = dict(getattr(function, "__globals__", {}))
     cells = getattr(function, "__closure__", None) or ()
@@ -113,7 +115,7 @@ def array(value: Any) -> Any:
     return plain.numpy()
 
 
-def tensors(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def tensors(arguments: Values) -> Report:
     """Returns arguments with tensors in place of arrays."""
     return {name: tensor(value) for name, value in arguments.items()}
 

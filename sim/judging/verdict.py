@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
+from cupyflash.basics import Report, Values
 from cupyflash.words import plural
 
 KINDS = {
@@ -34,7 +34,7 @@ class Fault:
     kind: str
     message: str
     draw: int
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Values = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message} [draw {self.draw}]"
@@ -76,7 +76,7 @@ class Judgement:
     def verdict(self) -> str:
         return "wrong" if self.faults else "right" if len(self.tried) >= self.demanded else "unfinished"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Report:
         """Returns it for JSON."""
         return {
             "verdict": self.verdict,

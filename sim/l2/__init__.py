@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Array, Report
 from cupyflash.request.options import require_choice
 from cupyflash.schedules import (
     DecodeSchedule,
@@ -57,7 +57,7 @@ class Behind:
     slots: tuple[int, ...]
     blocks: tuple[int, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Report:
         """The results for JSON."""
         rates = {row_of(name): rate for name, rate in self.hit_rates.items()} | {TOTAL: self.hit_rate}
         asked, dram = self.asked.as_dict(), self.dram.as_dict()
@@ -148,7 +148,7 @@ def require_followed(schedule: TileSchedule, order: Order) -> None:
 
 
 def behind(names: list[str], counts: CacheCounts, launches: Sequence[LaunchedBlocks]) -> Behind:
-    def traffic(read: np.ndarray, written: np.ndarray) -> Traffic:
+    def traffic(read: Array, written: Array) -> Traffic:
         return Traffic.of(*(dict(zip(names, each.tolist(), strict=True)) for each in (read, written)))
 
     def rate(missed: int, sectors: int) -> float:

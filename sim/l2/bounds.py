@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.schedules.moves import WORD
 from cupyflash.schedules.packed import SEARCHED, Packed
 from cupyflash.schedules.parts import Part
@@ -21,7 +22,7 @@ class Bounds:
     packed: Packed
     axis: str
     size: int
-    begins: np.ndarray
+    begins: Array
     own: PlacedTensor
     other: PlacedTensor
 
@@ -32,7 +33,7 @@ class Bounds:
         return cls(packed, axis, size, np.array(of_axis, np.int64), *((q, k) if axis == "q" else (k, q)))
 
     @property
-    def first_blocks(self) -> np.ndarray:
+    def first_blocks(self) -> Array:
         """The number of each sequence's first thread block among those of a head."""
         return self.begins // self.size + np.arange(len(self.begins))
 
@@ -41,13 +42,13 @@ class Bounds:
         """Thread blocks of a head."""
         return self.packed.blocks(self.axis, self.size)
 
-    def found(self) -> tuple[np.ndarray, np.ndarray]:
+    def found(self) -> tuple[Array, Array]:
         """The sequence of each of them, and which of its blocks it is, which may be one more than it has."""
         index, first = np.arange(self.blocks), self.first_blocks
         sequence = np.searchsorted(first, index, "right") - 1
         return sequence, index - first[sequence]
 
-    def halvings(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def halvings(self, index: Array) -> tuple[Array, Array]:
         """The bounds of both axes that threads read which each look for one by themselves (`sequence_of` in fa3_queue.cu)."""
         sequence, read = np.zeros_like(index), []
         for bit in reversed(range(max(1, (self.packed.sequences - 1).bit_length()))):
@@ -57,7 +58,7 @@ class Bounds:
         of_one = [sequence, sequence + 1]
         return np.concatenate(read + of_one), np.concatenate(of_one)
 
-    def search(self, name: str, turn: np.ndarray, sequence: np.ndarray, times: np.ndarray) -> Requests:
+    def search(self, name: str, turn: Array, sequence: Array, times: Array) -> Requests:
         """Requests to find sequences, of one tensor: 32 bounds of the own axis at a time (`search_sequence` in sequence.cuh), then
         its two of both."""
         tensor = self.own if name == f"cu_seqlens_{self.axis}" else self.other

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.schedules import DecodeSchedule, Move
 from cupyflash.sim.l2.cache import Requests
 from cupyflash.sim.l2.launch import PlacedTensor
@@ -59,7 +60,7 @@ class PlayedDecoding(PlayedWalk):
         row = split * p.head_count * p.seqlen_q + self._row(move, at, head, query)
         return tensor.of(at.turn, row, 1)
 
-    def _span(self, move: Move, at: MovedTiles) -> tuple[np.ndarray, np.ndarray]:
+    def _span(self, move: Move, at: MovedTiles) -> tuple[Array, Array]:
         """The keys of column blocks that are moved: of those that are cached, or of the new ones."""
         part, cols = self.works.part[at.work], self.walk.blocks[1]
         there, every = self.k.there[part], self.lengths[part, 1]
@@ -72,7 +73,7 @@ class PlayedDecoding(PlayedWalk):
         row = pair * self.schedule.cache.appended + first - self.k.there[part]
         return tensor.of(at.turn, row, np.maximum(0, end - first))
 
-    def _cached(self, move: Move, tensor: PlacedTensor, pages: np.ndarray, piece: int, at: MovedTiles) -> Requests:
+    def _cached(self, move: Move, tensor: PlacedTensor, pages: Array, piece: int, at: MovedTiles) -> Requests:
         """Keys of the cache, in pieces that lie in one page."""
         s, p, (first, end) = self.schedule, self.schedule.problem, self._span(move, at)
         if move.tensor.of == "added":

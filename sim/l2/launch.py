@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.device import Device
 from cupyflash.multiprocessor import occupancy
 from cupyflash.schedules.balance import taken
@@ -64,10 +65,10 @@ class LaunchedBlocks:
 
     grid: int
     slots: int
-    turns: np.ndarray
+    turns: Array
     cluster = 1
 
-    def starts(self) -> np.ndarray:
+    def starts(self) -> Array:
         """The turn in which each thread block starts: the next in launch order takes the place of one that ends."""
         clusters = self.turns.reshape(-1, self.cluster).max(axis=1)
         _, found = taken(clusters, max(1, self.slots // self.cluster))

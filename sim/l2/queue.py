@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.schedules.fa3 import LENGTH, Fa3Schedule
 from cupyflash.schedules.fa3_queue import THREADS
 from cupyflash.sim.l2.bounds import Bounds
@@ -37,9 +38,9 @@ class PlayedQueue(PlayedLaunch):
         made = self.taken.of(0, 0, 1), Requests.of_elements(turn, at, np.array(1), LENGTH, whose=items // THREADS)
         yield 1.0, Requests.together([*looks, *(each.of_move(1, write=True) for each in made)])
 
-    def _look(self, turn: int, items: np.ndarray, times: int) -> Requests:
+    def _look(self, turn: int, items: Array, times: int) -> Requests:
         """At some items, by so many thread blocks."""
-        asked: list[tuple[PlacedTensor, np.ndarray]] = []
+        asked: list[tuple[PlacedTensor, Array]] = []
         if self.lengths:
             asked.append((self.lengths, items // self.schedule.row_blocks))
         if self.bounds:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.expressions.evaluate import evaluate
 from cupyflash.expressions.tree import Apply, Load, Name, Node, Number, counted, depends_on
 from cupyflash.request import score
@@ -53,7 +54,7 @@ class Reading:
     """The reads of an array: `at` finds the addresses of its elements from the names of an expression."""
 
     itemsize: int
-    at: Callable[[Names], np.ndarray]
+    at: Callable[[Names], Array]
     along_row: bool = False
     along_column: bool = False
     contiguous: bool = False
@@ -66,7 +67,7 @@ class Reading:
         rest = 4 - len(place.lengths)
         steps = (0,) * rest + tuple(0 if n == 1 else step for n, step in zip(place.lengths, place.steps, strict=True))
 
-        def at(names: Names) -> np.ndarray:
+        def at(names: Names) -> Array:
             each = zip(("b", "h", "row", "k"), steps, strict=True)
             return np.asarray(sum((names[axis] * step for axis, step in each), place.first))
 
@@ -76,7 +77,7 @@ class Reading:
     def of_load(cls, form: score.Form, load: Load, where: Place, values: Names) -> Reading:
         """Return the reads of a captured array of a score or mask function."""
 
-        def at(names: Names) -> np.ndarray:
+        def at(names: Names) -> Array:
             found = np.asarray(where.first)
             for index, length, step in zip(load.indices, where.lengths, where.steps, strict=True):
                 place = np.asarray(evaluate(index, {**values, **names}, np.float32), np.int64)
@@ -94,11 +95,11 @@ class Reading:
             return rows * columns // EVALUATED
         return rows // 2 if self.along_row else 1
 
-    def of_each(self, turn: np.ndarray, names: Names, often: np.ndarray) -> Requests:
+    def of_each(self, turn: Array, names: Names, often: Array) -> Requests:
         """The requests for elements, each `often`."""
         return Requests.of_elements(turn, self.at(names), often.astype(np.int64), self.itemsize)
 
-    def of_tiles(self, turn: np.ndarray, names: Names, first: np.ndarray, end: np.ndarray, *, alike: bool) -> Requests:
+    def of_tiles(self, turn: Array, names: Names, first: Array, end: Array, *, alike: bool) -> Requests:
         """The requests of tiles (tiles, rows), one in a `turn`, whose rows each see the keys from `first` to before `end`; `alike`:
         True if the rows of a tile are of one head."""
         number, size = np.maximum(0, end - first), self.itemsize

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
 
+from cupyflash.basics import Report
 from cupyflash.device import Device
 from cupyflash.sim import page as pages
 from cupyflash.sim.learn import models
@@ -44,7 +44,7 @@ def page(language: str | None = None) -> str:
     return filled.replace("/*DATA*/", pages.embedded(told))
 
 
-def texts(language: str) -> dict[str, Any]:
+def texts(language: str) -> Report:
     """All texts of a language, by section and name."""
     return tomllib.loads(read(f"{language}.toml"))
 

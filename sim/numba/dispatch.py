@@ -17,6 +17,7 @@ from numba.cuda.compiler import compile_ptx
 from numba.cuda.dispatcher import CUDADispatcher, normalize_kernel_dimensions
 from numba.cuda.typing.typeof import Purpose, typeof
 
+from cupyflash.basics import Array
 from cupyflash.sim.ptx.cupy_module import IdleQueue
 from cupyflash.sim.ptx.module import Module
 from cupyflash.sim.ptx.rawkernel import issue, settings
@@ -30,7 +31,7 @@ OPTIONS = ("debug", "fastmath", "opt", "forceinline")
 class NumbaArray(np.ndarray):
     """An array "on the device": NumPy's, with the copies of Numba's device arrays."""
 
-    def copy_to_host(self, ary: Any = None, stream: Any = 0) -> np.ndarray:
+    def copy_to_host(self, ary: Any = None, stream: Any = 0) -> Array:
         """Returns a copy, in `ary` if it is given."""
         made = np.array(self, subok=False) if ary is None else ary
         if ary is not None:

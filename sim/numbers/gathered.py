@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import DecodeSchedule, TileSchedule, plan
 from cupyflash.schedules.decode import seen_keys
@@ -55,7 +56,7 @@ def one_call(schedule: DecodeSchedule) -> Problem:
     return call
 
 
-def _same_keys(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> bool:
+def _same_keys(one: tuple[Array, Array], other: tuple[Array, Array]) -> bool:
     """True if the spans (first, end) of each row are the same, or both empty."""
     return all((a, b) == (c, d) or max(b - a, d - c) <= 0 for a, b, c, d in zip(*one, *other, strict=True))
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+
+from cupyflash.basics import Report
 
 PAGE = Path(__file__).parent
 SHARED = ("common.css", "timeline.css"), ("common.js", "chart.js", "timeline.js")
 
 
-def filled(name: str, told: dict[str, Any], *more: str) -> str:
+def filled(name: str, told: Report, *more: str) -> str:
     """The page `name` of what is told; `more` scripts of its own come before its script."""
     style, script = ("".join(map(read, names)) for names in ((*SHARED[0], f"{name}.css"), (*SHARED[1], *more, f"{name}.js")))
     return read(f"{name}.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script).replace("/*DATA*/", embedded(told))
 
 
-def embedded(told: dict[str, Any]) -> str:
+def embedded(told: Report) -> str:
     """JSON for a page's element: no text in it, of whatever source, can end the element."""
     return json.dumps(told, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 

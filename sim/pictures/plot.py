@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cupyflash.basics import Report
 from cupyflash.device import Device
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import fa3_tiles
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 
 # (label, algorithm, tiling, style), in the order of the legend. The two tilings often coincide: one is wide and pale, the
 # other narrow on top of it. Markers distinguish the lines without colour.
-SERIES: tuple[tuple[str, str, TilingChoice, dict[str, Any]], ...] = (
+SERIES: tuple[tuple[str, str, TilingChoice, Report], ...] = (
     ("standard attention, each input of a step read once", "standard", "paper", {"color": "#c0392b", "marker": "D"}),
     ("FlashAttention, the paper's tiling", "fa1", "paper", {"color": "#9cc3e6", "marker": "o", "linewidth": 5, "markersize": 8}),
     ("FlashAttention, fitted to the kernel", "fa1", None, {"color": "#0b5394", "marker": "s"}),
     ("FlashAttention-2 (the default), tile of long rows", "fa2", None, {"color": "#38761d", "marker": "^"}),
 )
 # Replaces the last one on a Hopper, for problems that fa3 runs.
-HOPPER: tuple[tuple[str, str, TilingChoice, dict[str, Any]], ...] = (
+HOPPER: tuple[tuple[str, str, TilingChoice, Report], ...] = (
     ("FlashAttention-2, tile of long rows", "fa2", None, {"color": "#38761d", "marker": "^"}),
     ("FlashAttention-3 (the default of long rows)", "fa3", None, {"color": "#b45f06", "marker": "v"}),
 )
@@ -69,7 +70,7 @@ def draw_cache(points: Sequence[CachePoint], problem: str, device: str) -> Figur
     Raises ImportError without matplotlib.
     """
     figure, axes = log_log()
-    lines: dict[str, tuple[list[int], dict[str, Any]]] = {
+    lines: dict[str, tuple[list[int], Report]] = {
         "FlashAttention-2, of gathered keys": ([p.fa2_bytes or 0 for p in points], {"color": "#38761d", "marker": "^"}),
         "decoding": ([p.total_bytes for p in points], {"color": "#0b5394", "marker": "s"}),
         "of it partial results of splits": ([p.part_bytes for p in points], {"color": "#c0392b", "marker": "D"}),
@@ -145,7 +146,7 @@ def draw(problem: Problem, device: Device, over: Axis, values: list[int], *, wit
     return figure
 
 
-def series(problem: Problem, device: Device) -> tuple[tuple[str, str, TilingChoice, dict[str, Any]], ...]:
+def series(problem: Problem, device: Device) -> tuple[tuple[str, str, TilingChoice, Report], ...]:
     """The lines to draw, fa3's only if it runs."""
     return SERIES if fa3_tiles.refusal(problem, device) else (*SERIES[:-1], *HOPPER)
 

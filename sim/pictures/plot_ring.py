@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from cupyflash.basics import Report
 from cupyflash.device import Device
 from cupyflash.request.problem import Problem
 from cupyflash.sim import text
@@ -16,7 +17,7 @@ from cupyflash.sim.pictures.plot import TITLE_WIDTH, along_x, in_bytes, new_figu
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WAYS: tuple[tuple[str, str, bool, dict[str, Any]], ...] = (
+WAYS: tuple[tuple[str, str, bool, Report], ...] = (
     ("ring, zigzag", "zigzag", False, {"color": "#0b5394", "marker": "s"}),
     ("ring, contiguous", "contiguous", False, {"color": "#c0392b", "marker": "D"}),
     ("gathered, zigzag", "zigzag", True, {"color": "#38761d", "marker": "^"}),

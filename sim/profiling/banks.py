@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Report
 from cupyflash.sim.ptx.state.lane_sets import WARP, AddressPattern, bank_columns, bank_turns
 from cupyflash.sim.ptx.state.segments import Access
 from cupyflash.sim.ptx.text.syntax import Line
@@ -45,7 +45,7 @@ class BankAccess:
             start += max(len(words) for (other, _), words in served.items() if other == turn)
         return [begun[turn] + served[turn, word % columns][word] for turn, word in places]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Report:
         """The access for the page; `banks` has the first bank of each lane and their number."""
         passes, columns = self.passes, bank_columns(self.width)
         wavefronts = max(passes) + 1

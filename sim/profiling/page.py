@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from cupyflash.basics import Report
 from cupyflash.sim.page import filled
 
 if TYPE_CHECKING:
@@ -15,13 +16,13 @@ AROUND = 12
 """Lines of source before and behind one that was executed, or that a finding names: the rest of a long file stays out."""
 
 
-def report(profile: Profile) -> dict[str, Any]:
+def report(profile: Profile) -> Report:
     """The data of the page: `Profile.to_dict`, `sources` (parts of files) and `banks` (accesses to shared memory)."""
     told = profile.to_dict()
     return told | {"sources": sources(profile, told), "banks": [access.to_dict() for access in profile.banks]}
 
 
-def sources(profile: Profile, told: dict[str, Any]) -> list[dict[str, Any]]:
+def sources(profile: Profile, told: Report) -> list[Report]:
     """Parts of the executed files, the kernel's own first, then by instructions; without text if a file cannot be read."""
     needed: dict[str, set[int]] = {}
     work: dict[str, int] = {}
@@ -34,7 +35,7 @@ def sources(profile: Profile, told: dict[str, Any]) -> list[dict[str, Any]]:
     for file in sorted(needed, key=lambda file: (file != own, -work.get(file, 0), file)):
         lines = profile.sources.get(file, ())
         around = {n for at in needed[file] for n in range(max(at - AROUND, 1), min(at + AROUND, len(lines)) + 1)}
-        parts: list[dict[str, Any]] = []
+        parts: list[Report] = []
         for n in sorted(around | needed[file]):
             if not parts or n != parts[-1]["first"] + len(parts[-1]["lines"]):
                 parts.append({"first": n, "lines": []})
@@ -44,7 +45,7 @@ def sources(profile: Profile, told: dict[str, Any]) -> list[dict[str, Any]]:
     return out
 
 
-def places(told: dict[str, Any]) -> Iterator[tuple[str, int]]:
+def places(told: Report) -> Iterator[tuple[str, int]]:
     """Yield every line that a profile names."""
     for line in told["lines"]:
         yield line["file"], line["line"]

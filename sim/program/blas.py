@@ -15,6 +15,7 @@ from functools import partialmethod
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.sim.program.copies import CopyCalls
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.streams import KERNEL, destroys
@@ -248,7 +249,7 @@ class BlasCalls(CopyCalls):
         c: Matrices,
         d: Matrices,
         scalars: tuple[Read, Read],
-        then: Callable[[np.ndarray], np.ndarray] = lambda result: result,
+        then: Callable[[Array], Array] = lambda result: result,
     ) -> None:
         """D = then(alpha op(A) op(B) + beta C), matrix by matrix. C is not read where beta is 0."""
         alpha, beta = (one() for one in scalars)
@@ -269,13 +270,13 @@ class BlasCalls(CopyCalls):
             if state is not None:
                 state[:] = np.where(unwritten, UNWRITTEN, WRITTEN)[:, :, None]
 
-    def operand(self, one: Matrices, number: int) -> tuple[np.ndarray, np.ndarray]:
+    def operand(self, one: Matrices, number: int) -> tuple[Array, Array]:
         """Returns op() of a matrix, and which of its elements nobody wrote."""
         data, state = self.elements(one, number)
         unwritten = np.zeros(data.shape, bool) if state is None else (state == UNWRITTEN).any(axis=2)
         return (data.T, unwritten.T) if one.transposed else (data, unwritten)
 
-    def elements(self, one: Matrices, number: int, write: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+    def elements(self, one: Matrices, number: int, write: bool = False) -> tuple[Array, Array | None]:
         """Returns views of a matrix in the device's memory and of its bytes' state, to read or to write. Raises CudaError if it is
         not all there.
         """
@@ -292,7 +293,7 @@ class BlasCalls(CopyCalls):
         for start in (where.start + column * pitch for column in columns):
             self.memory.note(block, WRITE if write else READ, slice(start, start + width))
         there = block.opened() if write else block.allocation
-        data: np.ndarray = np.ndarray((one.rows, one.cols), one.dtype, there.memory[where], 0, (item, pitch))
+        data: Array = np.ndarray((one.rows, one.cols), one.dtype, there.memory[where], 0, (item, pitch))
         if there.state is None:
             return data, None
         return data, np.ndarray((one.rows, one.cols, item), np.uint8, there.state[where], 0, (item, pitch, 1))
@@ -357,13 +358,13 @@ class BlasCalls(CopyCalls):
         then = self.epilogue(asked, into.dtype)
         self.issue(stream, KERNEL, lambda _: self.multiply(left, right, added, into, scalars, then))
 
-    def epilogue(self, asked: dict[int, int], own: np.dtype) -> Callable[[np.ndarray], np.ndarray]:
+    def epilogue(self, asked: dict[int, int], own: np.dtype) -> Callable[[Array], Array]:
         """Returns what becomes of a product before it is stored: a bias for each row is added, then ReLU or GELU (by tanh)."""
         bits = asked.get(Product.EPILOGUE, 1)
         dtype = type_of(asked[Product.BIAS_TYPE]) if asked.get(Product.BIAS_TYPE, -1) >= 0 else own
         address = asked.get(Product.BIAS, 0) & ((1 << 64) - 1)
 
-        def then(result: np.ndarray) -> np.ndarray:
+        def then(result: Array) -> Array:
             if bits & BIAS:
                 bias = np.frombuffer(self.memory.read(address, result.shape[0] * dtype.itemsize), dtype)
                 result = result + bias.astype(result.dtype)[:, None]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.sim import ptx
 from cupyflash.sim.program.channel import Channel
 from cupyflash.sim.program.lines import Call, ProgramLines
@@ -32,7 +33,7 @@ class HostGuard:
     channel: Channel
     memory: ProgramMemory
     history: ptx.History
-    modes: dict[int, np.ndarray] = field(default_factory=dict)
+    modes: dict[int, Array] = field(default_factory=dict)
     _host: object = None
     """The work that the host had waited for when pages were opened last."""
 
@@ -44,7 +45,7 @@ class HostGuard:
             wrote, read = self.history.in_use(block.allocation.memory, PAGE)
             self.set(block, np.where(wrote, CLOSED, np.where(read, READABLE, OPEN)))
 
-    def set(self, block: Block, modes: np.ndarray) -> None:
+    def set(self, block: Block, modes: Array) -> None:
         before = self.modes.get(block.address, np.full(len(modes), OPEN))
         if (modes == OPEN).all():
             self.modes.pop(block.address, None)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.sim.program.channel import Channel
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.ptx import Allocation
@@ -42,8 +43,8 @@ its variables' memory open."""
 class Contents:
     """The bytes of a block at one moment, the states of these bytes, and a digest of both."""
 
-    data: np.ndarray
-    state: np.ndarray | None
+    data: Array
+    state: Array | None
     digest: bytes
 
 
@@ -105,7 +106,7 @@ class Block:
         self._digest = contents.digest if self.kind in HIDDEN else None
 
 
-def read_only(array: np.ndarray) -> np.ndarray:
+def read_only(array: Array) -> Array:
     """Returns a view of an array through which nothing can be written."""
     view = array.view()
     view.flags.writeable = False
@@ -254,7 +255,7 @@ class ProgramMemory:
         self.note(block, READ, where)
         return self.read(address, size)
 
-    def write(self, address: int, data: bytes | np.ndarray) -> None:
+    def write(self, address: int, data: bytes | Array) -> None:
         block, where = self.part(address, len(data))
         self.put(block, where, np.frombuffer(data, np.uint8))
 
@@ -262,7 +263,7 @@ class ProgramMemory:
         block, where = self.part(address, size)
         self.put(block, where, value & 0xFF)
 
-    def put(self, block: Block, where: slice, data: np.ndarray | int, states: np.ndarray | int = WRITTEN) -> None:
+    def put(self, block: Block, where: slice, data: Array | int, states: Array | int = WRITTEN) -> None:
         """Writes bytes of an allocation, and their state."""
         self.note(block, WRITE, where)
         to = block.opened()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from cupyflash.basics import Report
 from cupyflash.device import Device
 from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.sim.program.memory import TOTAL
@@ -99,7 +98,7 @@ def layout(version: int) -> np.dtype:
     return np.dtype(fields, align=True)
 
 
-def values(device: Device) -> dict[str, Any]:
+def values(device: Device) -> Report:
     """Returns the properties that are not 0, by name."""
     chip = Multiprocessor.like(device.compute_capability)
     major, minor = device.compute_capability

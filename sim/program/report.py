@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from cupyflash.basics import Report
 from cupyflash.sim.profiling import told
 from cupyflash.sim.program.launches import KernelRecord, estimated
 from cupyflash.sim.program.session import ProgramResult
@@ -52,7 +51,7 @@ def report(result: ProgramResult) -> str:
     return "\n".join(["", *lines] if lines else ["", "no kernel was launched"])
 
 
-def summary(result: ProgramResult) -> dict[str, Any]:
+def summary(result: ProgramResult) -> Report:
     """Returns the report for `--json`."""
     kernels = [
         {

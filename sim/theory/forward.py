@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cupyflash.arrays import ITEMSIZE
+from cupyflash.basics import Array
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.schedules.add_state import AddStateSchedule
@@ -114,7 +115,7 @@ def _varlen(schedule: VarlenSchedule) -> Iterator[tuple[int, Traffic]]:
     yield 1, Traffic.of(Counter(cu_seqlens_q=looked, cu_seqlens_k=given) + searched_tiles(schedule), {})
 
 
-def _fa1(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
+def _fa1(schedule: TileSchedule, keys: int, kept: Array | None) -> Traffic:
     """R = sum r_i c_i visits of a row: Q, O, l and m are read at each, O, l and m written at each and once to begin."""
     p, Nq, visits = schedule.problem, schedule.problem.seqlen_q, visits_of(schedule, keys, kept)
     read, written = forms.fa1(Nq, columns_of(schedule, keys, kept), visits.row_visits)
@@ -125,7 +126,7 @@ def _fa1(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
     return Traffic.of(in_bytes(p, read) + beside, in_bytes(p, written | {"L": Nq * schedule.lse}))
 
 
-def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
+def _fa2(schedule: TileSchedule, keys: int, kept: Array | None) -> Traffic:
     """Q once if a row block visits any column block, K and V at each visit, O and L once."""
     visits = visits_of(schedule, keys, kept)
     looks = blocks_in(schedule.problem.seqlen_q, schedule.block_rows)
@@ -139,7 +140,7 @@ def _row_blocks(schedule: TileSchedule, rows: int, keys: int, beside: Bytes, tog
     return Traffic.of(in_bytes(p, read) + beside, in_bytes(p, written | {"L": every * schedule.lse}))
 
 
-def _fa3(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
+def _fa3(schedule: TileSchedule, keys: int, kept: Array | None) -> Traffic:
     """The traffic of FlashAttention-3: as FlashAttention-2, except that blocks are loaded whole within the tensors, each warp reads
     the key length, and `pack` heads may share a row block."""
     assert isinstance(schedule, Fa3Schedule)
@@ -194,7 +195,7 @@ def _queue(schedule: Fa3Schedule) -> Traffic:
     return Traffic.of(read, {"queue": INT32 * taken.numbers, "taken": INT32 * (1 + taken.there)})
 
 
-def _standard(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
+def _standard(schedule: TileSchedule, keys: int, kept: Array | None) -> Traffic:
     """Tr x Tc tiles: Q is read for each column of tiles, all keys of K and V for each row of tiles."""
     p = schedule.problem
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.distributed.layout import UNIT
 from cupyflash.distributed.plan import RingPlan
 from cupyflash.request.problem import Problem
@@ -27,8 +28,8 @@ GRADIENTS = {"K": "dK", "V": "dV"}
 class Carried(NamedTuple):
     """Bytes of one tensor over the link, by rank."""
 
-    sent: np.ndarray
-    received: np.ndarray
+    sent: Array
+    received: Array
 
 
 def link_bytes(plan: RingPlan, problem: Problem, *, backward: bool = False) -> dict[str, Carried]:
@@ -53,13 +54,13 @@ def _times(rows: Carried, nbytes: int) -> Carried:
     return Carried(rows.sent * nbytes, rows.received * nbytes)
 
 
-def _gathered(held: np.ndarray) -> tuple[Carried, Carried]:
+def _gathered(held: Array) -> tuple[Carried, Carried]:
     """Rows of K (or V) and of its gradient: a rank receives all parts but its own, and sends its own to each other rank."""
     own, others = (len(held) - 1) * held, held.sum() - held
     return Carried(own, others), Carried(others, own)
 
 
-def _passed_on(plan: RingPlan, held: np.ndarray) -> tuple[Carried, Carried]:
+def _passed_on(plan: RingPlan, held: Array) -> tuple[Carried, Carried]:
     """Rows of K (or V) and of its gradient that are passed on, in a ring whose steps are at the shifts."""
     steps = shifts(plan)
     if len(steps) == 1:
@@ -73,14 +74,14 @@ def _passed_on(plan: RingPlan, held: np.ndarray) -> tuple[Carried, Carried]:
     return Carried(computed + at_first - at_last, computed), Carried(computed, computed - at_second + at_first)
 
 
-def part_lengths(length: int, ranks: int, layout: str) -> np.ndarray:
+def part_lengths(length: int, ranks: int, layout: str) -> Array:
     """The number of positions that each rank holds."""
     bounds = chunk_bounds(length, ranks if layout == "contiguous" else 2 * ranks)
     chunks = np.diff(bounds)
     return chunks if layout == "contiguous" else chunks[:ranks] + chunks[: ranks - 1 : -1]
 
 
-def chunk_bounds(length: int, count: int) -> np.ndarray:
+def chunk_bounds(length: int, count: int) -> Array:
     """The start of each of `count` chunks, and the end: chunk c is at unit floor(c U / count) of U = ceil(length / 32)."""
     units = -(-length // UNIT)
     return np.minimum(length, UNIT * (np.arange(count + 1, dtype=np.int64) * units // count))

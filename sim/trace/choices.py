@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
+from cupyflash.basics import Report
 from cupyflash.device import Device
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import TileSchedule
@@ -27,7 +27,7 @@ Planner = Callable[[int, Problem, Device], TileSchedule]
 
 def choices(
     problem: Problem, device: Device, names: Sequence[str], planner: Planner, title: Callable[[Problem], str]
-) -> dict[str, Any] | None:
+) -> Report | None:
     """The choices for a page, or None if the problem has none: more than one head, arrays beside Q, K and V, or another kernel.
 
     `planner` returns the schedule of the player of that number for a problem on a device, `title` the words of a problem. "axes"
@@ -43,7 +43,7 @@ def choices(
         return None
     chosen = {"N": problem.seqlen_q, "d": problem.head_dim, "M": device.sram_per_block}
     axes = {axis: sorted({*_values(axis, chosen[axis])}) for axis in chosen}
-    reports: dict[str, Any] = {}
+    reports: Report = {}
     refused: dict[str, str] = {}
     for n, d, sram in product(*axes.values()):
         if (n, d, sram) == tuple(chosen.values()):

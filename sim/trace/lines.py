@@ -11,7 +11,8 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from cupyflash.basics import Report, Values
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Algorithm:
         return [line for line in self.lines if line[0] not in self.only or not self.only[line[0]].isdisjoint(tensors)]
 
 
-def _algorithms(tables: Mapping[str, Any]) -> dict[str, Algorithm]:
+def _algorithms(tables: Values) -> dict[str, Algorithm]:
     """The algorithms of one pass, by name."""
     made = {}
     for name, table in tables.items():
@@ -65,10 +66,10 @@ def _algorithms(tables: Mapping[str, Any]) -> dict[str, Algorithm]:
 
 
 FORWARD, BACKWARD = map(_algorithms, tomllib.loads(Path(__file__).with_name("algorithms.toml").read_text("utf-8")).values())
-REASONS: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text("utf-8"))
+REASONS: Mapping[str, Values] = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text("utf-8"))
 
 
-def reasons_of(kernel: str) -> dict[str, Any]:
+def reasons_of(kernel: str) -> Report:
     """The reasons of a kernel's moves, the ends of their sentences: "read" and "write" by tensor, and "first", of a write before
     any read, "" if that is like others."""
     own, every = REASONS.get(kernel, {}), REASONS["every"]

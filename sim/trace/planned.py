@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.schedules import Kernel, Move, TileSchedule, Walk
 from cupyflash.sim.trace import HeldTensor, Span, TileMove, Trace, axes_of, inner_of, with_scores
 from cupyflash.sim.two_level.machine import replay
@@ -70,7 +71,7 @@ def _blocks(number: int, kernel: Kernel, walk: Walk) -> Iterator[list[TileMove]]
     yield from blocks.values()
 
 
-def _starts(sizes: np.ndarray) -> list[Span]:
+def _starts(sizes: Array) -> list[Span]:
     """Blocks of these sizes, one after the other."""
     ends = np.cumsum(sizes).tolist()
     return [Span(end - size, end) for end, size in zip(ends, sizes.tolist(), strict=True)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Array, Report, Values
 from cupyflash.sim.ptx import Launch, Module, RawArguments, TensorMap
 from cupyflash.sim.ptx.memory.swizzles import CHOICES
 from cupyflash.sim.ptx.parameters import parameter_offsets
@@ -20,7 +21,7 @@ from .memory import Addresses
 class NumPyPointer:
     """A NumPy array as Triton takes an argument."""
 
-    def __init__(self, array: np.ndarray, addresses: Addresses):
+    def __init__(self, array: Array, addresses: Addresses):
         self.array, self.dtype = array, str(array.dtype)
         self._addresses = addresses
 
@@ -54,7 +55,7 @@ class KernelCall:
                 described = isinstance(value, DescribedTensor)
                 value = value.map(addresses.memory(address)).description.encode(address) if described else address
             data[at : at + param.size] = encoded(value, param)
-        more: dict[str, Any] = {"seed": how.seed, "races": bool(how.races), "suppressions": how.suppressions or ()}
+        more: Report = {"seed": how.seed, "races": bool(how.races), "suppressions": how.suppressions or ()}
         more = {"grid": self.grid, "shared_bytes": self.shared, "cluster": self.cluster, **more, **other}
         return self.module.launch(
             self.kernel, block=self.block, args=RawArguments(bytes(data), addresses.allocations(pointers)), **more
@@ -130,9 +131,9 @@ class DescribedTensor:
 
     base: Any
     descriptor: Any
-    meta: Mapping[str, Any]
+    meta: Values
 
-    def map(self, array: np.ndarray) -> TensorMap:
+    def map(self, array: Array) -> TensorMap:
         """Returns the map that the driver would make; `array`: the memory from the tensor's first byte on."""
         value, meta = self.descriptor, self.meta
         if meta.get("is_im2col"):

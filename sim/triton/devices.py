@@ -6,7 +6,7 @@ its `data_ptr()` is its address on the simulated device: what a program stores i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from cupyflash.basics import Report, Values
 from cupyflash.device import Device
 from cupyflash.sim.replaced import replaced
 
@@ -35,7 +36,7 @@ IN_FLOAT32 = {torch.nn.functional.layer_norm, torch.nn.functional.rms_norm, torc
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def in_float32(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def in_float32(func: Any, args: Sequence[Any], kwargs: Values) -> Any:
     """Calls a function on float32 for half types; the result is of the first argument's type."""
 
     def widened(value: Any) -> Any:
@@ -61,7 +62,7 @@ class CudaOnCpu(TorchFunctionMode):
             tensor.record_stream: lambda *_: None,
         }
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Values | None = None) -> Any:
         if func is torch.device:
             return func(*args, **(kwargs or {}))
         own = self._own.get(func)
@@ -135,7 +136,7 @@ def properties(device: Device) -> SimpleNamespace:
     )
 
 
-def replacements(device: Device) -> dict[str, Any]:
+def replacements(device: Device) -> Report:
     """Returns the functions and types of `torch.cuda` that are replaced."""
     stream = Queue()
     nothing = ("synchronize", "set_device", "empty_cache", "set_stream", "init", "ipc_collect", "reset_peak_memory_stats")

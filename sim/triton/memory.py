@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
+from cupyflash.basics import Array
 from cupyflash.sim.ptx import Allocation
 from cupyflash.sim.ptx.state.segments import WINDOW_BITS
 
@@ -32,7 +33,7 @@ class HostBlock:
     gone: Callable[[], bool]
     writeable: bool = True
 
-    def memory(self) -> np.ndarray:
+    def memory(self) -> Array:
         """Returns the bytes as an array."""
         start, size = self.where()
         raw = (ctypes.c_ubyte * size).from_address(start)
@@ -52,7 +53,7 @@ class Addresses:
         """Returns the device's address of the first element of a tensor or a NumPy array; 0 if it has no memory."""
         return self._of_array(value) if isinstance(value, np.ndarray) else self._of_tensor(value)
 
-    def _of_array(self, array: np.ndarray) -> int:
+    def _of_array(self, array: Array) -> int:
         root: Any = array
         while isinstance(root.base, np.ndarray):
             root = root.base
@@ -93,7 +94,7 @@ class Addresses:
                 return (window << WINDOW_BITS) + (1 << (WINDOW_BITS - 1))
         raise MemoryError(f"{len(taken):,} arrays have addresses of the simulated device: no window is left")
 
-    def memory(self, address: int) -> np.ndarray:
+    def memory(self, address: int) -> Array:
         """Returns the bytes from an address to the end of its window's array; none at 0."""
         block = next((one for one in self._blocks.values() if one.address >> WINDOW_BITS == address >> WINDOW_BITS), None)
         return np.empty(0, np.uint8) if block is None else block.memory()[address - block.address :]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cupyflash.basics import Array
 from cupyflash.request.options import require_flag
 from cupyflash.schedules import Move, Room, Schedule, TileSchedule, Walk, require_schedule
 from cupyflash.schedules.moves import BEGIN, VISIT, Of, Tensor, Totals, When
@@ -124,7 +125,7 @@ class Tally:
         """Elements of a row, of all heads that share a tile."""
         return move.tensor.width * (self.walk.pack if move.tensor.of in OF_HEADS else 1)
 
-    def _extents(self, move: Move) -> tuple[np.ndarray, np.ndarray]:
+    def _extents(self, move: Move) -> tuple[Array, Array]:
         """Rows of each row block, and columns of each column block: 1 of what has not so many."""
         along, axes, first_of_all = move.tensor.along + "i" * move.by_rows, self.walk.axes(move.when), move.tensor.of == "row block"
         rows, cols = (
@@ -133,7 +134,7 @@ class Tally:
         )
         return rows, cols
 
-    def _sum(self, when: When, rows: np.ndarray, cols: np.ndarray) -> int:
+    def _sum(self, when: When, rows: Array, cols: Array) -> int:
         """The sum of rows[i] * cols[j] over all that `when` says."""
         axes, heads = self.walk.axes(when), self.heads
         if when.tiles == "every":
@@ -167,7 +168,7 @@ def _of(visited: Visited, when: When) -> Visited:
     return visited.asked if when.tiles == "mixed" else visited.spanned if when.tiles == "spanned" else visited
 
 
-def _projected(visited: Visited, axes: str, rows: np.ndarray, cols: np.ndarray) -> int:
+def _projected(visited: Visited, axes: str, rows: Array, cols: Array) -> int:
     """The sum of rows[i] * cols[j] over the tiles that a head visits, once for all that agree in the axes."""
     if "i" in axes and "j" in axes:
         return visited.sum(rows, cols)
@@ -185,7 +186,7 @@ class Literal(Tally):
         self.steps = Steps(walk, part, heads)
         super().__init__(walk, part, heads)
 
-    def _sum(self, when: When, rows: np.ndarray, cols: np.ndarray) -> int:
+    def _sum(self, when: When, rows: Array, cols: Array) -> int:
         events, axes = self.steps.events(when), self.walk.axes(when)
         moved = np.ones_like(events.block)
         for axis, extents, at in zip("ij", (rows, cols), (events.i, events.j), strict=True):

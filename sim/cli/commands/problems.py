@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cupyflash.basics import LAYOUTS, MOST_RANKS
+from cupyflash.basics import LAYOUTS, MOST_RANKS, Report
 from cupyflash.sim.cli.help import algorithm_names, command
 from cupyflash.sim.cli.options import (
     AS_JSON,
@@ -229,7 +229,7 @@ LONG_SEQUENCE = {"seqlen": 131072, "head_dim": 128, "heads": 32, "kv_heads": 8, 
 
 def poses(context: click.Context, param: click.Parameter, value: str) -> str:
     """Set the defaults of --over: a cache means decoding, with or without --decode; over ranks there is a long sequence."""
-    own: dict[str, dict[str, Any]] = {"cache": {"decode": True}, "ranks": LONG_SEQUENCE}
+    own: dict[str, Report] = {"cache": {"decode": True}, "ranks": LONG_SEQUENCE}
     context.default_map = {**(context.default_map or {}), **own.get(value, {})}
     return value
 
