@@ -500,7 +500,7 @@ def table(found: list[tuple[Job, str, int]], dirty: list[tuple[Job, Resources]])
 
 
 def rows(made: Mapping[Job, tuple[Resources, ...]]) -> list[Report]:
-    """For JSON: every kernel that was compiled."""
+    """Returns every kernel that was compiled, for JSON."""
     return [
         {"for": job.label, "device": job.device.name, "sm": job.device.sm} | asdict(needs) for job in made for needs in made[job]
     ]

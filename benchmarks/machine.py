@@ -274,7 +274,7 @@ class Nvml:
 
     @classmethod
     def of_current(cls) -> Nvml | None:
-        """That of CuPy's current device; None where the library is not there."""
+        """Returns the handle of CuPy's current device; None if the library is not there."""
         import cupy
 
         try:

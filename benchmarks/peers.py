@@ -119,7 +119,7 @@ class Torch:
         return compiled(q, k, v, block_mask=mask)
 
     def _flashinfer(self, q: Any, k: Any, v: Any, causal: bool) -> Any:
-        """Its prefill of ragged sequences, planned once, which is not timed; of and to (b, n, h, d)."""
+        """FlashInfer's prefill of ragged sequences, planned once, which is not timed; it takes and returns (b, n, h, d)."""
         wrapper = _planned_flashinfer(tuple(q.shape), q.dtype, str(q.device), causal)
         out = wrapper.run(*(tensor.flatten(0, 1) for tensor in (q, k, v)))
         return out.unflatten(0, q.shape[:2]).transpose(1, 2)

@@ -63,7 +63,7 @@ def masks() -> dict[str, Any]:
 
 
 def schedule_of(mask: Mask | None = None, array: bool = False, heads: int = 16, n: int = 4096) -> TileSchedule:
-    """That of a call with a mask, or an array that says the same, on an A100."""
+    """Returns the schedule of a call with a mask, or an array that says the same, on an A100."""
     problem = Problem(1, heads, heads, n, n, 64, "float16")
     if mask is not None:
         known = problem.asking(mask_function=mask.form)
@@ -96,7 +96,7 @@ def tiles(name: str) -> Any:
 
 
 def of_paper(name: str) -> Any:
-    """One of `cupyflash paper`."""
+    """Draws a figure of `cupyflash paper`."""
     return plot_paper.draw(paper.FIGURES[name]())
 
 

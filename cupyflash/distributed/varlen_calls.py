@@ -42,7 +42,7 @@ class VarlenCalls(PieceCalls):
         return (VARLEN, VARLEN_BACKWARD) if isinstance(piece, PackedPiece) else (FORWARD, BACKWARD)
 
     def _own(self, piece: Any, made: tuple[Any, ...]) -> tuple[Any, ...]:
-        """With heads first, and without the rows and keys ahead."""
+        """Returns the results with heads first, without the rows and keys ahead."""
         if isinstance(piece, PackedPiece):
             return tuple(array.swapaxes(0, 1) if array.ndim == 3 else array for array in made)
         rows, keys = self._ahead(piece)

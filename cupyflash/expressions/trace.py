@@ -284,7 +284,7 @@ class Symbolic(Traced):
         return lambda *values, **beside: self._trace.called(name, (self, *values), beside)
 
     def new_ones(self, *shape: Any, dtype: Any = None, **beside: Any) -> bool | int:
-        """One, as functions begin with that join others."""
+        """Returns one, with which functions begin that join others."""
         return True if str(dtype).endswith("bool") else 1
 
     def new_zeros(self, *shape: Any, dtype: Any = None, **beside: Any) -> bool | int:

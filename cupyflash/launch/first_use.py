@@ -132,7 +132,7 @@ def _say_unusable(folder: str, why: str) -> None:
 
 @contextmanager
 def patience(what: str) -> Iterator[None]:
-    """If a terminal waits long for a compiler, say so on stderr, once a process."""
+    """Say on stderr, once a process, that a terminal waits long for a compiler."""
     if _told.is_set() or not sys.stderr.isatty():
         yield
         return

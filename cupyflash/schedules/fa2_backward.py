@@ -71,7 +71,7 @@ class _Fa2Kernels(BackwardSchedule):
 
     params: ClassVar[Params] = gradient_params(*arrays("float", POINTER, ("D", "dQ_acc", "dsinks")))
     by_tiles: ClassVar[bool] = True
-    """Whether it reads what functions have captured of a row or a key once for a tile."""
+    """True if it reads what functions have captured of a row or a key once for a tile."""
 
     def constants(self) -> Constants:
         rows, cols = self.shares

@@ -46,7 +46,7 @@ STAGES = (4, 3, 2)
 BARRIER_BYTES = 8
 WORD = 4
 WORK_BYTES = 8
-"""For the number of the row block that the producer hands on."""
+"""Bytes for the number of the row block that the producer hands on."""
 ALIGNMENT = 16
 """Bytes that TMA wants to divide every row's address."""
 ISSUED = 2.75, 70

@@ -214,7 +214,7 @@ TENSORS: dict[str, tuple[Of, str | int, str | int]] = {
     "tree_mask": ("newest", ONE, 1),
     **dict.fromkeys(("block_mask", "tiles", "query_tiles"), ("tile", ONE, 1)),
 }
-"""By name: the thing for which a tensor has a row, its width and its item size, as numbers or as the problem's attributes."""
+"""Tensors by name: the thing for which each has a row, its width and its item size, as numbers or as the problem's attributes."""
 
 
 def tensor(p: Problem, name: str, of: Of | None = None, width: int | None = None, rounded: int = 1) -> Tensor:
@@ -287,7 +287,7 @@ def whole(name: str, elements: int, itemsize: int, *, write: bool = False, tile:
 
 
 def functions(problem: Problem) -> tuple[score.Form, ...]:
-    """Its score and mask function, as far as it has them."""
+    """Returns the problem's score and mask function, as far as it has them."""
     return tuple(form for form in (problem.options.score, problem.options.mask_function) if form is not None)
 
 

@@ -108,7 +108,7 @@ def shown(model: RingModel) -> list[int]:
 
 
 def of_rank(model: RingModel, rank: int) -> Report:
-    """One rank's counts."""
+    """Returns a rank's counts."""
     hbm, memory = model.hbm(rank), model.memory(rank)
     carried = link_bytes(model.ring, model.problem, backward=model.backward)
     return {
@@ -145,12 +145,12 @@ def better(model: RingModel, other: RingModel) -> dict[str, str]:
 
 
 def shown_time(seconds: float) -> str:
-    """In a unit of which there are some."""
+    """Returns a time in the largest unit of which it has some."""
     return text.in_units(seconds, (("s", 1), ("ms", 1e-3)), ",.2f", f"{seconds * 1e6:,.1f} us")
 
 
 def shown_bytes(count: float) -> str:
-    """With K = 1,000, as rates of links have it."""
+    """Returns a number of bytes with K = 1,000, as in rates of links."""
     return text.in_units(count, text.DECIMAL[1:], ",.2f", f"{count:,.0f} bytes")
 
 

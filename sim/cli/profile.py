@@ -59,7 +59,7 @@ class ProfileReport:
 
 @dataclass(frozen=True)
 class L2Options:
-    """Behind the L2 of which device."""
+    """The L2 that is modelled: of which device, if any."""
 
     l2: bool
     device: Device

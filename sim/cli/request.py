@@ -88,7 +88,7 @@ class ScoreFunctions:
 
     @property
     def forms(self) -> Report:
-        """Theirs, or None, by the names of `Options`."""
+        """The functions' forms, or None, by the names of `Options`."""
         return {
             "score": None if self.score is None else self.score.form,
             "mask_function": None if self.mask is None else self.mask.form,

@@ -25,7 +25,7 @@ from .values import is_half, limits
 STEP = 2.0**-22
 """The relative change of inputs that measures the condition."""
 CHANGES = 6
-"""How many random changes."""
+"""The number of random changes."""
 SLIGHT = 8.0
 """An error is slight up to so many times the bound, if it is that of one element in 200 at most."""
 

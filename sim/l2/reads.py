@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, name: str, lengths: tuple[int, ...], itemsize: int, memory: DeviceMemory, given: Any = None) -> Place:
-        """As the array that is given lies, or contiguous with these lengths."""
+        """Returns the tensor as the given array lies, or contiguous with these lengths."""
         if given is None:
             steps = tuple(itemsize * int(np.prod(lengths[axis + 1 :], dtype=object)) for axis in range(len(lengths)))
         else:

@@ -47,7 +47,7 @@ class DynamicLaunches(DeviceRuntime):
         self.program = program
         self.buffers = Heap(BUFFERS, name="launch parameters", window=HEAP_WINDOW - 1)
         self.prepared: dict[int, tuple[LaunchRequest, int]] = {}
-        """By its buffer, a launch whose parameters are being written, and the number of their bytes."""
+        """Launches whose parameters are being written, by their buffers, with the number of bytes."""
         self.last = ErrorCode.SUCCESS
         self.handles: dict[int, ptx.Stream | ptx.Event | None] = {}
         self._texts: dict[str, int] = {}

@@ -272,9 +272,9 @@ class TracedLaunch:
     inner_first: bool
     moves: dict[tuple[int, str, bool, int, int], TileMove] = field(default_factory=dict)
     turns: dict[tuple[int, str, bool, int], Array] = field(default_factory=dict)
-    """By block, tensor, write and tile: how often each element was accessed."""
+    """The number of accesses of each element, by block, tensor, write and tile."""
     last: dict[int, tuple[str, bool]] = field(default_factory=dict)
-    """By block, what it accessed last."""
+    """The last access of each block."""
 
     def add(self, block: int, touch: Touch) -> None:
         """Add an access of a block."""
@@ -446,7 +446,7 @@ def span_of(places: Array) -> Span:
 
 
 def joined(one: TileMove, more: TileMove) -> TileMove:
-    """One move of two of the same tile."""
+    """Joins two moves of the same tile to one."""
     rows = Span(min(one.rows.first, more.rows.first), max(one.rows.end, more.rows.end))
     cols = Span(min(one.cols.first, more.cols.first), max(one.cols.end, more.cols.end))
     return replace(one, rows=rows, cols=cols, nbytes=one.nbytes + more.nbytes)

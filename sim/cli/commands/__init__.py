@@ -7,4 +7,4 @@ from cupyflash.sim.cli.commands.problems import explain, inspect, predict, sweep
 from cupyflash.sim.cli.commands.tour import demo, devices, learn, paper
 
 COMMANDS = (demo, learn, predict, verify, trace, sweep, paper, explain, inspect, profile, check, run, nvcc, time, devices)
-"""In the order of a first tour."""
+"""The commands, in the order of a first tour."""

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from .ptx_machine import PtxMachine
 
 SIDES = {"st": (True,), "atom": (False, True)}
-"""Whether the kinds of accesses that are not only reads write."""
+"""The kinds of accesses that are not only reads: True if they write."""
 
 PRIVATE = ("param", "const", "local")
 """Spaces that no two threads write."""

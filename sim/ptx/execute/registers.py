@@ -327,7 +327,7 @@ class RegisterFiles:
     full: RegisterFrame
     """The registers of the whole wave."""
     frame: RegisterFrame
-    """Those of the lanes that run now."""
+    """The registers of the lanes that run now."""
     current: LaneSet | None
     followers: Sequence[Follower]
 

@@ -620,7 +620,7 @@ FLUSHED = f"""
   %lost = and i1 %zero, %wrongly
   %tiny = or i1 %tinyold, %tinyx
   %flushes = or i1 %tiny, %lost"""
-"""Whether a sum of float32 is another one where subnormal numbers are flushed: an addend or the sum is subnormal."""
+"""True if a sum of float32 differs where subnormal numbers are flushed: an addend or the sum is subnormal."""
 
 
 NEW = {

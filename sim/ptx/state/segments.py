@@ -161,7 +161,7 @@ class Access(NamedTuple):
 
     @property
     def sides(self) -> tuple[bool, ...]:
-        """Its read (False) and write (True)."""
+        """The sides of the access: a read (False), a write (True)."""
         return (False, True) if self.kind == "atom" else (self.write,)
 
 
