@@ -137,7 +137,7 @@ def differentiable(name: str, beside: str, plain: str) -> None:
         ctx.plain, ctx.tensors = keyword_only_inputs, len(tensors)
 
     def connect_again(ctx: Any, dots: list[Any]) -> tuple[Any, ...]:
-        """Returns gradients of gradients, by `attention_double_backward`; those by q, k and v include those by way of out and lse."""
+        """Returns gradients of gradients, by `attention_double_backward`; those by q, k and v include the ways by out and lse."""
         wanted = zip(names, ctx.needs_input_grad[6:], strict=True)
         learned = [each for each, wants in wanted if (any(wants) if isinstance(wants, list | tuple) else wants)]
         if learned:

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from .ptx_machine import PtxMachine
 
 SIDES = {"st": (True,), "atom": (False, True)}
-"""The kinds of accesses that are not only reads: True if they write."""
+"""By kind of access, where it is not a read alone: its sides, True for a write."""
 
 PRIVATE = ("param", "const", "local")
 """Spaces that no two threads write."""
