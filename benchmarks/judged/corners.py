@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -304,78 +305,101 @@ def triangle(kernel: Any) -> Function:
 
 
 PAIRS = (
-    JudgedPair(
-        *("NaN to zero", clean_reference, clean(OF_X), clean(changed(OF_X, ("isnan(x[i]) ? 0.f : ", "")))),
-        "NaN becomes a bound",
+    JudgedPair.seeded("NaN to zero", clean_reference, clean, OF_X, ("isnan(x[i]) ? 0.f : ", ""), fault="NaN becomes a bound"),
+    JudgedPair.seeded(
+        "sign of",
+        np.copysign,
+        sign,
+        SIGN,
+        ("copysignf(x[i], s[i])", "s[i] < 0 ? -fabsf(x[i]) : fabsf(x[i])"),
+        fault="-0 is not below 0",
+    ),
+    JudgedPair.seeded(
+        "quantized to bytes",
+        quantized_reference,
+        quantized,
+        QUANTIZED,
+        ("rintf", "roundf"),
+        fault="halves are rounded away from zero",
+    ),
+    JudgedPair.seeded(
+        "middle of integers", middle_reference, middle, MIDDLE, ("(long long)a[i]", "a[i]"), fault="the sum is beyond 32 bits"
+    ),
+    JudgedPair.seeded(
+        "means float16",
+        lambda x: x.mean(axis=1),
+        means,
+        MEANS,
+        ("__float2half(s / n)", "__hdiv(__float2half(s), __float2half((float)n))"),
+        fault="the sum is beyond float16",
+    ),
+    JudgedPair.seeded(
+        "sum of bytes",
+        lambda x: x.sum(dtype=np.uint64, keepdims=True),
+        sum_of_bytes,
+        BYTES,
+        ("unsigned long long s = 0", "unsigned short s = 0"),
+        fault="a thread's sum has 16 bits",
+    ),
+    JudgedPair.seeded(
+        "softmax of columns",
+        columns_reference,
+        columns,
+        COLUMNS,
+        ("i < m; ++i) most", "i < m - 1; ++i) most"),
+        fault="the last row is not in the maximum",
     ),
     JudgedPair(
-        *("sign of", np.copysign, sign(SIGN)),
-        sign(changed(SIGN, ("copysignf(x[i], s[i])", "s[i] < 0 ? -fabsf(x[i]) : fabsf(x[i])"))),
-        "-0 is not below 0",
-    ),
-    JudgedPair(
-        *("quantized to bytes", quantized_reference, quantized(QUANTIZED), quantized(changed(QUANTIZED, ("rintf", "roundf")))),
-        "halves are rounded away from zero",
-    ),
-    JudgedPair(
-        *("middle of integers", middle_reference, middle(MIDDLE), middle(changed(MIDDLE, ("(long long)a[i]", "a[i]")))),
-        "the sum is beyond 32 bits",
-    ),
-    JudgedPair(
-        *("means float16", lambda x: x.mean(axis=1), means(MEANS)),
-        means(changed(MEANS, ("__float2half(s / n)", "__hdiv(__float2half(s), __float2half((float)n))"))),
-        "the sum is beyond float16",
-    ),
-    JudgedPair(
-        *("sum of bytes", lambda x: x.sum(dtype=np.uint64, keepdims=True), sum_of_bytes(BYTES)),
-        sum_of_bytes(changed(BYTES, ("unsigned long long s = 0", "unsigned short s = 0"))),
-        "a thread's sum has 16 bits",
-    ),
-    JudgedPair(
-        *("softmax of columns", columns_reference, columns(COLUMNS)),
-        columns(changed(COLUMNS, ("i < m; ++i) most", "i < m - 1; ++i) most"))),
-        "the last row is not in the maximum",
-    ),
-    JudgedPair(
-        *("sum by the last block", lambda x: x.sum(keepdims=True), last_block(LAST, "right")),
+        "sum by the last block",
+        lambda x: x.sum(keepdims=True),
+        last_block(LAST, "right"),
         last_block(changed(LAST, ("    *done = 0;\n", "")), "wrong"),
         "the counter stays",
-        ("state", "wrong values"),
+        kinds=("state", "wrong values"),
     ),
-    JudgedPair(
-        *("sum by the last block, fence", lambda x: x.sum(keepdims=True), last_block(LAST, "right")),
-        last_block(changed(LAST, ("        __threadfence();\n", "")), "right"),
-        "nothing tells that a block's sum is there",
-        ("race",),
+    JudgedPair.seeded(
+        "sum by the last block, fence",
+        lambda x: x.sum(keepdims=True),
+        partial(last_block, done="right"),
+        LAST,
+        ("        __threadfence();\n", ""),
+        fault="nothing tells that a block's sum is there",
+        kinds=("race",),
     ),
-    JudgedPair(
-        *("segment sums", segments_reference, segments(SEGMENTS)),
-        segments(changed(SEGMENTS, ("    float s = 0;\n", "    if (starts[i] == starts[i + 1]) return;\n    float s = 0;\n"))),
-        "empty segments have no sum",
-        ("unwritten",),
-        segments_inputs,
+    JudgedPair.seeded(
+        "segment sums",
+        segments_reference,
+        segments,
+        SEGMENTS,
+        ("    float s = 0;\n", "    if (starts[i] == starts[i + 1]) return;\n    float s = 0;\n"),
+        fault="empty segments have no sum",
+        kinds=("unwritten",),
+        inputs=segments_inputs,
     ),
-    JudgedPair(
-        *(
-            "take along an axis",
-            lambda x, at: np.take_along_axis(x, at, 1),
-            take(TAKE),
-            take(changed(TAKE, ("+ n :", "+ n - 1 :"))),
-        ),
-        "indices from the end are one off",
-        ("wrong values", "out of bounds"),
+    JudgedPair.seeded(
+        "take along an axis",
+        lambda x, at: np.take_along_axis(x, at, 1),
+        take,
+        TAKE,
+        ("+ n :", "+ n - 1 :"),
+        fault="indices from the end are one off",
+        kinds=("wrong values", "out of bounds"),
     ),
-    JudgedPair(
-        *("Adam in place", adam_reference, adam(ADAM), adam(changed(ADAM, ("sqrtf(v[i]) + 1e-8f", "sqrtf(v[i] + 1e-8f)")))),
-        "the small number is under the root",
+    JudgedPair.seeded(
+        "Adam in place",
+        adam_reference,
+        adam,
+        ADAM,
+        ("sqrtf(v[i]) + 1e-8f", "sqrtf(v[i] + 1e-8f)"),
+        fault="the small number is under the root",
     ),
-    JudgedPair(
-        *("squared distances", distances_reference, distances(DISTANCES)),
-        distances(changed(DISTANCES, ("(u - v) * (u - v)", "u * u + v * v - 2 * u * v"))),
-        "large numbers cancel",
+    JudgedPair.seeded(
+        "squared distances",
+        distances_reference,
+        distances,
+        DISTANCES,
+        ("(u - v) * (u - v)", "u * u + v * v - 2 * u * v"),
+        fault="large numbers cancel",
     ),
-    JudgedPair(
-        *("upper triangle, jit", np.triu, triangle(above), triangle(right_of)),
-        "without the diagonal",
-    ),
+    JudgedPair("upper triangle, jit", np.triu, triangle(above), triangle(right_of), "without the diagonal"),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import cupy as cp
 import numpy as np
-from pairs import Function, JudgedPair, changed, launch, over
+from pairs import Function, JudgedPair, launch, over
 
 i32 = np.int32
 
@@ -217,74 +217,94 @@ def fused_reference(x: Any, y: Any) -> Any:
 
 PAIRS = (
     JudgedPair(
-        *("axpy in place", axpy_reference, axpy(lambda n: over(n, 256)), axpy(lambda n: n // 256)),
+        "axpy in place",
+        axpy_reference,
+        axpy(lambda n: over(n, 256)),
+        axpy(lambda n: n // 256),
         "the last block is missing where n is no multiple of 256",
     ),
+    JudgedPair.seeded("gelu", gelu_reference, elementwise, GELU, ("0.044715f", "0.0447f"), fault="a constant of three digits"),
     JudgedPair(
-        *("gelu", gelu_reference, elementwise(GELU), elementwise(changed(GELU, ("0.044715f", "0.0447f")))),
-        "a constant of three digits",
-    ),
-    JudgedPair(
-        *("relu", relu, elementwise(of("fmaxf(x[i], 0.f)")), elementwise(of("x[i] * (x[i] > 0.f)"))),
+        "relu",
+        relu,
+        elementwise(of("fmaxf(x[i], 0.f)")),
+        elementwise(of("x[i] * (x[i] > 0.f)")),
         "minus infinity times zero is NaN",
     ),
     JudgedPair(
-        *("sigmoid", sigmoid, elementwise(of("1.f / (1.f + expf(-x[i]))")), elementwise(of("expf(x[i]) / (1.f + expf(x[i]))"))),
+        "sigmoid",
+        sigmoid,
+        elementwise(of("1.f / (1.f + expf(-x[i]))")),
+        elementwise(of("expf(x[i]) / (1.f + expf(x[i]))")),
         "infinity by infinity for large arguments",
     ),
     JudgedPair(
-        *("softplus", softplus, elementwise(of("fmaxf(x[i], 0.f) + log1pf(expf(-fabsf(x[i])))"))),
-        *(elementwise(of("logf(1.f + expf(x[i]))")), "exp overflows for large arguments"),
+        "softplus",
+        softplus,
+        elementwise(of("fmaxf(x[i], 0.f) + log1pf(expf(-fabsf(x[i])))")),
+        elementwise(of("logf(1.f + expf(x[i]))")),
+        "exp overflows for large arguments",
+    ),
+    JudgedPair.seeded(
+        "clip by scalars",
+        clip_reference,
+        clip,
+        CLIP,
+        ("fmaxf(x[i], low)", "fmaxf(x[i], (int)low)"),
+        fault="a bound is rounded to an integer",
+    ),
+    JudgedPair.seeded(
+        "where",
+        np.where,
+        where,
+        WHERE,
+        ("const bool* c", "const unsigned char* c"),
+        ("c[i] ?", "c[i / 4] ?"),
+        fault="a mask's element serves four",
+    ),
+    JudgedPair.seeded(
+        "integer hash",
+        mix_reference,
+        mix,
+        HASH,
+        ("unsigned h = x[i]", "int h = x[i]"),
+        fault="a signed shift: right for small values only",
+    ),
+    JudgedPair.seeded(
+        "silu float16",
+        silu,
+        silu_half,
+        SILU_HALF,
+        ("float v = __half2float(x[i]);", "__half v = x[i];"),
+        ("__float2half(v / (1.f + __expf(-v)))", "v * hrcp(__half(1.f) + hexp(-v))"),
+        fault="half arithmetic: exp overflows and 0 by infinity loses the result, or its infinity",
+    ),
+    JudgedPair.seeded(
+        "add by float4",
+        np.add,
+        add4,
+        ADD4,
+        ("for (; i < n; ++i) z[i] = x[i] + y[i];", ";"),
+        fault="no elements after the last whole vector",
+        kinds=("unwritten",),
     ),
     JudgedPair(
-        *("clip by scalars", clip_reference, clip(CLIP), clip(changed(CLIP, ("fmaxf(x[i], low)", "fmaxf(x[i], (int)low)")))),
-        "a bound is rounded to an integer",
+        "sine and cosine", lambda x: (np.sin(x), np.cos(x)), sincos(False), sincos(True), "both outputs are the same memory"
+    ),
+    JudgedPair.seeded(
+        "floor division",
+        np.floor_divide,
+        divide,
+        DIVIDE,
+        (" - (a % b != 0 && (a < 0) != (b < 0))", ""),
+        fault="C truncates where Python rounds down",
     ),
     JudgedPair(
-        *(
-            "where",
-            np.where,
-            where(WHERE),
-            where(changed(WHERE, ("const bool* c", "const unsigned char* c"), ("c[i] ?", "c[i / 4] ?"))),
-        ),
-        "a mask's element serves four",
-    ),
-    JudgedPair(
-        *("integer hash", mix_reference, mix(HASH), mix(changed(HASH, ("unsigned h = x[i]", "int h = x[i]")))),
-        "a signed shift: right for small values only",
-    ),
-    JudgedPair(
-        *("silu float16", silu, silu_half(SILU_HALF)),
-        silu_half(
-            changed(
-                SILU_HALF,
-                ("float v = __half2float(x[i]);", "__half v = x[i];"),
-                ("__float2half(v / (1.f + __expf(-v)))", "v * hrcp(__half(1.f) + hexp(-v))"),
-            )
-        ),
-        "half arithmetic: exp overflows and 0 by infinity loses the result, or its infinity",
-    ),
-    JudgedPair(
-        *("add by float4", np.add, add4(ADD4), add4(changed(ADD4, ("for (; i < n; ++i) z[i] = x[i] + y[i];", ";")))),
-        "no elements after the last whole vector",
-        ("unwritten",),
-    ),
-    JudgedPair(
-        *("sine and cosine", lambda x: (np.sin(x), np.cos(x)), sincos(False), sincos(True)),
-        "both outputs are the same memory",
-    ),
-    JudgedPair(
-        *(
-            "floor division",
-            np.floor_divide,
-            divide(DIVIDE),
-            divide(changed(DIVIDE, (" - (a % b != 0 && (a < 0) != (b < 0))", ""))),
-        ),
-        "C truncates where Python rounds down",
-    ),
-    JudgedPair(
-        *("ElementwiseKernel, broadcast", fused_reference, fused, fused_raw),
+        "ElementwiseKernel, broadcast",
+        fused_reference,
+        fused,
+        fused_raw,
         "a raw argument is indexed by the wrong axis",
-        ("wrong values", "out of bounds"),
+        kinds=("wrong values", "out of bounds"),
     ),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import cupy as cp
 import numpy as np
-from pairs import Function, JudgedPair, changed, launch, over
+from pairs import Function, JudgedPair, launch, over
 
 i32 = np.int32
 
@@ -201,70 +201,82 @@ def short_rows(draw: Any) -> Any:
 
 
 PAIRS = (
-    JudgedPair(
-        *("transpose", np.transpose, transpose(TRANSPOSE)),
-        transpose(changed(TRANSPOSE, ("if (i < m && j < n) y[j", "if (j < m && i < n) y[j"))),
-        "bounds of the other axis: right at square shapes",
-        ("unwritten", "out of bounds"),
+    JudgedPair.seeded(
+        "transpose",
+        np.transpose,
+        transpose,
+        TRANSPOSE,
+        ("if (i < m && j < n) y[j", "if (j < m && i < n) y[j"),
+        fault="bounds of the other axis: right at square shapes",
+        kinds=("unwritten", "out of bounds"),
     ),
     JudgedPair(
-        *("gather rows", lambda x, at: x[at], gather(np.int64), gather(np.int8)),
+        "gather rows",
+        lambda x, at: x[at],
+        gather(np.int64),
+        gather(np.int8),
         "indices as bytes: right up to 127",
-        ("out of bounds", "wrong values"),
+        kinds=("out of bounds", "wrong values"),
+    ),
+    JudgedPair.seeded(
+        "scatter-add",
+        scatter_reference,
+        scatter,
+        SCATTER,
+        ("atomicAdd(y + at[i], v[i])", "y[at[i]] += v[i]"),
+        fault="no atomics where indices meet",
+        kinds=("race",),
+    ),
+    JudgedPair.seeded(
+        "scan of rows",
+        scan_reference,
+        scan,
+        SCAN,
+        (": 0;\n            __syncthreads();\n", ": 0;\n"),
+        fault="a step reads what others already changed",
+        kinds=("race",),
+    ),
+    JudgedPair.seeded(
+        "histogram",
+        histogram_reference,
+        histogram,
+        HISTOGRAM,
+        ("s[threadIdx.x] = 0;\n", "\n"),
+        fault="counters in shared memory that nobody cleared",
+        kinds=("uninitialised",),
+    ),
+    JudgedPair.seeded(
+        "reverse in place",
+        reverse_reference,
+        reverse,
+        REVERSE,
+        ("i < n / 2", "i < n"),
+        fault="two threads swap each pair",
+        kinds=("race",),
     ),
     JudgedPair(
-        *(
-            "scatter-add",
-            scatter_reference,
-            scatter(SCATTER),
-            scatter(changed(SCATTER, ("atomicAdd(y + at[i], v[i])", "y[at[i]] += v[i]"))),
+        "shift in place", shift_reference, shift(True), shift(False), "output and input are the same memory", kinds=("race",)
+    ),
+    JudgedPair.seeded(
+        "lower triangle",
+        np.tril,
+        triangle,
+        TRIANGLE,
+        (
+            "y[blockIdx.x * n + j] = j <= blockIdx.x ? x[blockIdx.x * n + j] : 0.f",
+            "if (j <= blockIdx.x) y[blockIdx.x * n + j] = x[blockIdx.x * n + j]",
         ),
-        "no atomics where indices meet",
-        ("race",),
+        fault="nothing writes the zeros",
+        kinds=("unwritten",),
     ),
-    JudgedPair(
-        *("scan of rows", scan_reference, scan(SCAN), scan(changed(SCAN, (": 0;\n            __syncthreads();\n", ": 0;\n")))),
-        "a step reads what others already changed",
-        ("race",),
-    ),
-    JudgedPair(
-        *("histogram", histogram_reference, histogram(HISTOGRAM), histogram(changed(HISTOGRAM, ("s[threadIdx.x] = 0;\n", "\n")))),
-        "counters in shared memory that nobody cleared",
-        ("uninitialised",),
-    ),
-    JudgedPair(
-        *("reverse in place", reverse_reference, reverse(REVERSE), reverse(changed(REVERSE, ("i < n / 2", "i < n")))),
-        "two threads swap each pair",
-        ("race",),
-    ),
-    JudgedPair(
-        *("shift in place", shift_reference, shift(True), shift(False)),
-        "output and input are the same memory",
-        ("race",),
-    ),
-    JudgedPair(
-        *("lower triangle", np.tril, triangle(TRIANGLE)),
-        triangle(
-            changed(
-                TRIANGLE,
-                (
-                    "y[blockIdx.x * n + j] = j <= blockIdx.x ? x[blockIdx.x * n + j] : 0.f",
-                    "if (j <= blockIdx.x) y[blockIdx.x * n + j] = x[blockIdx.x * n + j]",
-                ),
-            )
-        ),
-        "nothing writes the zeros",
-        ("unwritten",),
-    ),
-    JudgedPair(
-        *(
-            "sort of rows",
-            lambda x: np.sort(x, axis=1),
-            sort(SORT),
-            sort(changed(SORT, ("            __syncthreads();\n        }", "            if (o > 16) __syncthreads();\n        }"))),
-        ),
-        "no barrier among steps within a warp",
-        ("race",),
-        short_rows,
+    JudgedPair.seeded(
+        "sort of rows",
+        lambda x: np.sort(x, axis=1),
+        sort,
+        SORT,
+        ("            __syncthreads();\n        }", "            if (o > 16) __syncthreads();\n        }"),
+        fault="no barrier among steps within a warp",
+        kinds=("race",),
+        inputs=short_rows,
     ),
 )

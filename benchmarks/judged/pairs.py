@@ -23,6 +23,13 @@ class JudgedPair:
     kinds: tuple[str, ...] = ("wrong values",)
     inputs: Function | None = None
 
+    @classmethod
+    def seeded(
+        cls, name: str, reference: Function, make: Callable[[str], Function], code: str, *changes: tuple[str, str], **more: Any
+    ) -> JudgedPair:
+        """Returns the pair of the functions that `make` makes of CUDA C and of the same with `changes`."""
+        return cls(name, reference, make(code), make(changed(code, *changes)), **more)
+
 
 def launch(code: str, grid: Any, block: Any, *args: Any) -> None:
     """Launches the kernel `k` of CUDA C, as CuPy's users do."""

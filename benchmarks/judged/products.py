@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import cupy as cp
 import numpy as np
-from pairs import Function, JudgedPair, changed, launch, over
+from pairs import Function, JudgedPair, launch, over
 
 i32 = np.int32
 
@@ -140,49 +141,52 @@ def image_reference(x: Any, w: Any) -> Any:
 
 
 PAIRS = (
-    JudgedPair(
-        *("matrix product", np.matmul, product(NAIVE), product(changed(NAIVE, ("b[q * n + j]", "b[q * p + j]")))),
-        "a row length that is right at square shapes",
-        ("wrong values", "out of bounds"),
+    JudgedPair.seeded(
+        "matrix product",
+        np.matmul,
+        product,
+        NAIVE,
+        ("b[q * n + j]", "b[q * p + j]"),
+        fault="a row length that is right at square shapes",
+        kinds=("wrong values", "out of bounds"),
     ),
-    JudgedPair(
-        *("matrix product, tiled", np.matmul, product(TILED, (16, 16))),
-        product(changed(TILED, ("bs[r][x];\n        __syncthreads();", "bs[r][x];")), (16, 16)),
-        "tiles are loaded while others still read",
-        ("race",),
+    JudgedPair.seeded(
+        "matrix product, tiled",
+        np.matmul,
+        partial(product, tile=(16, 16)),
+        TILED,
+        ("bs[r][x];\n        __syncthreads();", "bs[r][x];"),
+        fault="tiles are loaded while others still read",
+        kinds=("race",),
     ),
-    JudgedPair(
-        *("matrix product float16", np.matmul, product(HALF, half=True)),
-        product(
-            changed(
-                HALF,
-                ("float sum = 0", "__half sum = 0.f"),
-                ("__half2float(a[i * p + q]) * __half2float(b[q * n + j])", "a[i * p + q] * b[q * n + j]"),
-            ),
-            half=True,
-        ),
-        "the sum is in float16",
+    JudgedPair.seeded(
+        "matrix product float16",
+        np.matmul,
+        partial(product, half=True),
+        HALF,
+        ("float sum = 0", "__half sum = 0.f"),
+        ("__half2float(a[i * p + q]) * __half2float(b[q * n + j])", "a[i * p + q] * b[q * n + j]"),
+        fault="the sum is in float16",
     ),
-    JudgedPair(
-        *("matrix by vector", np.matmul, matvec(MATVEC), matvec(changed(MATVEC, ("j < n;", "j < min(n, 1024);")))),
-        "no more than 1,024 columns",
+    JudgedPair.seeded(
+        "matrix by vector", np.matmul, matvec, MATVEC, ("j < n;", "j < min(n, 1024);"), fault="no more than 1,024 columns"
     ),
-    JudgedPair(
-        *("A^T A in float64", lambda a: a.T @ a, gram("double"), gram("float")),
-        "the sum of a float64 product is in float32",
+    JudgedPair("A^T A in float64", lambda a: a.T @ a, gram("double"), gram("float"), "the sum of a float64 product is in float32"),
+    JudgedPair.seeded(
+        "three-point stencil",
+        stencil_reference,
+        stencil,
+        STENCIL,
+        ("if (t == 127) s[129]", "if (t == 128) s[129]"),
+        fault="the right halo is not loaded",
+        kinds=("uninitialised",),
     ),
-    JudgedPair(
-        *(
-            "three-point stencil",
-            stencil_reference,
-            stencil(STENCIL),
-            stencil(changed(STENCIL, ("if (t == 127) s[129]", "if (t == 128) s[129]"))),
-        ),
-        "the right halo is not loaded",
-        ("uninitialised",),
-    ),
-    JudgedPair(
-        *("3 x 3 convolution", image_reference, image(IMAGE), image(changed(IMAGE, ("j + b < columns", "j + b < rows")))),
-        "height in place of width: right at square shapes",
+    JudgedPair.seeded(
+        "3 x 3 convolution",
+        image_reference,
+        image,
+        IMAGE,
+        ("j + b < columns", "j + b < rows"),
+        fault="height in place of width: right at square shapes",
     ),
 )

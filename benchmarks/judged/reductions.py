@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import cupy as cp
@@ -246,91 +247,107 @@ def half_sum(code: str) -> Function:
 
 
 PAIRS = (
-    JudgedPair(
-        *(
-            "row sums",
-            row_sums,
-            rows(TREE),
-            rows(changed(TREE, ("half];\n        __syncthreads();", "half];\n        if (half > 32) __syncthreads();"))),
-        ),
-        "no barrier among the last warp's steps, as kernels for old chips have it",
-        ("race",),
+    JudgedPair.seeded(
+        "row sums",
+        row_sums,
+        rows,
+        TREE,
+        ("half];\n        __syncthreads();", "half];\n        if (half > 32) __syncthreads();"),
+        fault="no barrier among the last warp's steps, as kernels for old chips have it",
+        kinds=("race",),
     ),
+    JudgedPair("sum in stages", lambda x: np.asarray(x.sum()), total(9), total(2), "two stages: enough for 65,536 elements"),
     JudgedPair(
-        *("sum in stages", lambda x: np.asarray(x.sum()), total(9), total(2)),
-        "two stages: enough for 65,536 elements",
-    ),
-    JudgedPair(
-        *("sum by atomics", lambda x: np.asarray(x.sum()), atomic(lambda *of: cp.zeros(*of)), atomic(lambda *of: cp.empty(*of))),
+        "sum by atomics",
+        lambda x: np.asarray(x.sum()),
+        atomic(lambda *of: cp.zeros(*of)),
+        atomic(lambda *of: cp.empty(*of)),
         "the sum begins with unwritten memory",
-        ("uninitialised",),
+        kinds=("uninitialised",),
     ),
     JudgedPair(
-        *("sum, called again", lambda x: np.asarray(x.sum()), atomic(np.zeros), kept),
+        "sum, called again",
+        lambda x: np.asarray(x.sum()),
+        atomic(np.zeros),
+        kept,
         "an accumulator is not cleared between calls",
-        ("state", "wrong values"),
+        kinds=("state", "wrong values"),
+    ),
+    JudgedPair.seeded(
+        "row maxima",
+        lambda x: x.max(axis=1),
+        rows,
+        MAXIMUM,
+        ("__int_as_float(0xff800000)", "0.f"),
+        fault="the maximum begins with 0",
+    ),
+    JudgedPair.seeded(
+        "argmax of rows",
+        lambda x: x.argmax(axis=1),
+        partial(rows, threads=64, kind=np.int64),
+        ARGMAX,
+        *HALF_INDEX,
+        fault="indices in float16: right up to 2,048",
+    ),
+    JudgedPair.seeded(
+        "column means",
+        lambda x: x.mean(axis=0),
+        columns,
+        COLUMNS,
+        ("x[i * n + j]", "x[i * m + j]"),
+        fault="the wrong row length: right at square shapes",
+        kinds=("wrong values", "out of bounds"),
+    ),
+    JudgedPair.seeded(
+        "row variances",
+        lambda x: x.var(axis=1),
+        partial(rows, threads=32),
+        VARIANCE,
+        ("sum / n;", "sum / (n - 1);"),
+        fault="divided by n - 1: nearly right for long rows",
     ),
     JudgedPair(
-        *("row maxima", lambda x: x.max(axis=1), rows(MAXIMUM), rows(changed(MAXIMUM, ("__int_as_float(0xff800000)", "0.f")))),
-        "the maximum begins with 0",
-    ),
-    JudgedPair(
-        *(
-            "argmax of rows",
-            lambda x: x.argmax(axis=1),
-            rows(ARGMAX, 64, np.int64),
-            rows(changed(ARGMAX, *HALF_INDEX), 64, np.int64),
-        ),
-        "indices in float16: right up to 2,048",
-    ),
-    JudgedPair(
-        *("column means", lambda x: x.mean(axis=0), columns(COLUMNS), columns(changed(COLUMNS, ("x[i * n + j]", "x[i * m + j]")))),
-        "the wrong row length: right at square shapes",
-        ("wrong values", "out of bounds"),
-    ),
-    JudgedPair(
-        *(
-            "row variances",
-            lambda x: x.var(axis=1),
-            rows(VARIANCE, 32),
-            rows(changed(VARIANCE, ("sum / n;", "sum / (n - 1);")), 32),
-        ),
-        "divided by n - 1: nearly right for long rows",
-    ),
-    JudgedPair(
-        *("ReductionKernel, norm", norm_reference, norm(), norm("__int_as_float(__float_as_int(x * x) & 0xffffe000)")),
+        "ReductionKernel, norm",
+        norm_reference,
+        norm(),
+        norm("__int_as_float(__float_as_int(x * x) & 0xffffe000)"),
         "squares keep ten bits, as float16 does",
     ),
-    JudgedPair(
-        *("count of integers", count_reference, count(COUNT), count(changed(COUNT, ("atomicAdd(y, 1)", "*y += 1")))),
-        "threads add to one counter without atomics",
-        ("race",),
+    JudgedPair.seeded(
+        "count of integers",
+        count_reference,
+        count,
+        COUNT,
+        ("atomicAdd(y, 1)", "*y += 1"),
+        fault="threads add to one counter without atomics",
+        kinds=("race",),
     ),
-    JudgedPair(
-        *(
-            "dot product",
-            lambda x, y: np.asarray((x * y).sum()),
-            dot(DOT),
-            dot(changed(DOT, ("t < blockDim.x / 32 ? part[t] : 0.f", "part[t]"))),
-        ),
-        "sums of warps that do not exist",
-        ("uninitialised",),
+    JudgedPair.seeded(
+        "dot product",
+        lambda x, y: np.asarray((x * y).sum()),
+        dot,
+        DOT,
+        ("t < blockDim.x / 32 ? part[t] : 0.f", "part[t]"),
+        fault="sums of warps that do not exist",
+        kinds=("uninitialised",),
     ),
-    JudgedPair(
-        *("logsumexp of rows", logsumexp, rows(LOGSUMEXP, 32)),
-        rows(changed(LOGSUMEXP, ("expf(row[i] - most)", "expf(row[i])"), ("most + logf", "logf")), 32),
-        "exp without the maximum taken off",
+    JudgedPair.seeded(
+        "logsumexp of rows",
+        logsumexp,
+        partial(rows, threads=32),
+        LOGSUMEXP,
+        ("expf(row[i] - most)", "expf(row[i])"),
+        ("most + logf", "logf"),
+        fault="exp without the maximum taken off",
     ),
-    JudgedPair(
-        *("row sums float16", row_sums, half_sum(HALF_SUM)),
-        half_sum(
-            changed(
-                HALF_SUM,
-                ("float sum = 0", "__half sum = 0.f"),
-                ("__half2float(x[i * n + j])", "x[i * n + j]"),
-                ("__float2half(sum)", "sum"),
-            )
-        ),
-        "the sum is in float16",
+    JudgedPair.seeded(
+        "row sums float16",
+        row_sums,
+        half_sum,
+        HALF_SUM,
+        ("float sum = 0", "__half sum = 0.f"),
+        ("__half2float(x[i * n + j])", "x[i * n + j]"),
+        ("__float2half(sum)", "sum"),
+        fault="the sum is in float16",
     ),
 )

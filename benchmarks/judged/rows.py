@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import cupy as cp
@@ -214,54 +215,61 @@ def unit(x: Any) -> Any:
 
 
 PAIRS = (
-    JudgedPair(
-        *("softmax", softmax, same_shape(SOFTMAX)),
-        same_shape(changed(SOFTMAX, ("    float all = s[0];\n    __syncthreads();\n", "    float all = s[0];\n"))),
-        "the next use of shared memory does not wait for the last reader",
-        ("race",),
+    JudgedPair.seeded(
+        "softmax",
+        softmax,
+        same_shape,
+        SOFTMAX,
+        ("    float all = s[0];\n    __syncthreads();\n", "    float all = s[0];\n"),
+        fault="the next use of shared memory does not wait for the last reader",
+        kinds=("race",),
     ),
     JudgedPair(
-        *("log-softmax", log_softmax, same_shape(LOG_SOFTMAX)),
+        "log-softmax",
+        log_softmax,
+        same_shape(LOG_SOFTMAX),
         same_shape(changed(SOFTMAX, ("expf(row[i] - most) / sum;", "logf(expf(row[i] - most) / sum);"))),
         "log of a quotient that is 0 for large arguments",
     ),
-    JudgedPair(
-        *("layer norm", layer_norm_reference, layer_norm(NORM), layer_norm(changed(NORM, ("/ n + eps)", "/ n) + eps * 0")))),
-        "no eps: right for ordinary rows",
+    JudgedPair.seeded(
+        "layer norm",
+        layer_norm_reference,
+        layer_norm,
+        NORM,
+        ("/ n + eps)", "/ n) + eps * 0"),
+        fault="no eps: right for ordinary rows",
     ),
-    JudgedPair(
-        *("rms norm", rms_norm_reference, rms_norm(RMS)),
-        rms_norm(
-            changed(
-                RMS, ("sqrtf(block_reduce(square, false, s) / n + 1e-6f)", "(sqrtf(block_reduce(square, false, s) / n) + 1e-6f)")
-            )
-        ),
-        "eps is added to the root",
+    JudgedPair.seeded(
+        "rms norm",
+        rms_norm_reference,
+        rms_norm,
+        RMS,
+        ("sqrtf(block_reduce(square, false, s) / n + 1e-6f)", "(sqrtf(block_reduce(square, false, s) / n) + 1e-6f)"),
+        fault="eps is added to the root",
     ),
-    JudgedPair(
-        *("softmax, online", softmax, same_shape(ONLINE, 32), same_shape(changed(ONLINE, *ALWAYS_EXP), 32)),
-        "minus infinity less minus infinity where a row begins with masked elements",
+    JudgedPair.seeded(
+        "softmax, online",
+        softmax,
+        partial(same_shape, threads=32),
+        ONLINE,
+        *ALWAYS_EXP,
+        fault="minus infinity less minus infinity where a row begins with masked elements",
     ),
-    JudgedPair(
-        *(
-            "causal softmax",
-            causal_reference,
-            causal(CAUSAL),
-            causal(changed(CAUSAL, ("n = blockIdx.x + 1;", "n = min(blockIdx.x + 2, columns);"))),
-        ),
-        "the mask lets one column too many pass",
+    JudgedPair.seeded(
+        "causal softmax",
+        causal_reference,
+        causal,
+        CAUSAL,
+        ("n = blockIdx.x + 1;", "n = min(blockIdx.x + 2, columns);"),
+        fault="the mask lets one column too many pass",
     ),
-    JudgedPair(
-        *("cross-entropy", loss_reference, loss("int"), loss("unsigned char")),
-        "labels are read as bytes",
-    ),
-    JudgedPair(
-        *(
-            "rows by their sums",
-            unit,
-            same_shape(UNIT),
-            same_shape(changed(UNIT, ("fmaxf(block_reduce(sum, false, s), 1e-12f)", "block_reduce(sum, false, s)"))),
-        ),
-        "0 by 0 for rows of zeros",
+    JudgedPair("cross-entropy", loss_reference, loss("int"), loss("unsigned char"), "labels are read as bytes"),
+    JudgedPair.seeded(
+        "rows by their sums",
+        unit,
+        same_shape,
+        UNIT,
+        ("fmaxf(block_reduce(sum, false, s), 1e-12f)", "block_reduce(sum, false, s)"),
+        fault="0 by 0 for rows of zeros",
     ),
 )
