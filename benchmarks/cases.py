@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cupyflash import Device, Problem
+from cupyflash.basics import Shape
 
 TOKENS, WIDTH = 16384, 2048  # of a batch: B x N, and H x d
 # Each in order of importance.
@@ -59,7 +60,7 @@ class Case:
         """FLOPs of a forward pass' two products, as FlashAttention's own benchmarks count them."""
         return 4 * self.scores * self.d / (2 if self.causal and self.queries > 1 else 1)
 
-    def shapes(self, count: int) -> list[tuple[int, ...]]:
+    def shapes(self, count: int) -> list[Shape]:
         """The shapes of `count` inputs: Q, K, V and dO."""
         keys = self.batch, self.key_heads, self.n, self.d
         return [self.shape, keys, keys, self.shape][:count]

@@ -26,6 +26,8 @@ import cupy
 import numpy as np
 from cupy.cuda import function
 
+from cupyflash.basics import Shape
+
 DEVICES, HEAD_DIMS = ("A100-40GB", "H100-SXM"), (64, 128)
 SHAPE = (4, 16, 1024, 64)
 CACHE, PAGES = (8, 8, 4096, 128), (2048, 8, 16, 128)
@@ -38,7 +40,7 @@ def memory(size: int, address: int = GIB) -> cupy.cuda.MemoryPointer:
     return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, None, 0), 0)
 
 
-def array(number: int, shape: tuple[int, ...] = SHAPE, dtype: Any = np.float16) -> cupy.ndarray:
+def array(number: int, shape: Shape = SHAPE, dtype: Any = np.float16) -> cupy.ndarray:
     """One of several arrays that do not overlap."""
     return cupy.ndarray(shape, dtype, memptr=memory(GIB, (2 + number) * GIB))
 
@@ -49,7 +51,7 @@ class Idle:
     arguments: tuple[Any, ...] = ()
     max_dynamic_shared_size_bytes = local_size_bytes = 0
 
-    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...], *, shared_mem: int) -> None:
+    def __call__(self, grid: Shape, block: Shape, arguments: tuple[Any, ...], *, shared_mem: int) -> None:
         self.arguments = arguments
 
 

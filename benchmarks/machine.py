@@ -24,7 +24,7 @@ from records import attempt, told
 
 from cupyflash import Device, simulated_device
 from cupyflash.arrays import numpy_dtype
-from cupyflash.basics import Report
+from cupyflash.basics import Report, Shape
 
 Call = Callable[[], Any]
 FILL_BYTES = 1 << 29
@@ -143,7 +143,7 @@ class Gpu(Machine):
         shapes = enumerate(case.shapes(count))
         return [self._rounded(self._drawn(shape, count * seed + number), case.dtype) for number, shape in shapes]
 
-    def _drawn(self, shape: tuple[int, ...], seed: int) -> Any:
+    def _drawn(self, shape: Shape, seed: int) -> Any:
         array = self.cupy.empty(shape, np.float32)
         self._normal((8 * self.device.sm_count,), (256,), (array, np.uint64(array.size), np.uint64(seed)))
         return array

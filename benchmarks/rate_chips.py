@@ -18,7 +18,7 @@ from machine import Nvml, stand_in
 from rate_steps import Timed
 
 from cupyflash import Device
-from cupyflash.basics import Array, Report
+from cupyflash.basics import Array, Report, Shape
 from cupyflash.launch import cubins
 
 REPEATS, STEPS, TURNS = 5, 128, (4, 20)
@@ -137,7 +137,7 @@ class Gpu(Chip):
         def launch(name: str) -> Launch:
             function = module.get_function(name)
 
-            def call(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared: int = 0) -> None:
+            def call(grid: Shape, block: Shape, args: tuple[Any, ...], shared: int = 0) -> None:
                 if shared > 48 * 1024:
                     function.max_dynamic_shared_size_bytes = shared
                 function(grid, block, args, shared_mem=shared)
@@ -196,7 +196,7 @@ class Simulated(Chip):
             module.compile()
 
         def launch(name: str) -> Launch:
-            def call(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared: int = 0) -> None:
+            def call(grid: Shape, block: Shape, args: tuple[Any, ...], shared: int = 0) -> None:
                 with ptx.simulation(arch=architecture.removeprefix("-arch="), findings="keep", races=False) as launches:
                     function = module.get_function(name)
                     if shared > 48 * 1024:

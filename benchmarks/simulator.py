@@ -27,7 +27,7 @@ from checkout import ROOT, environment
 from records import commit
 
 from cupyflash import Device, Problem, plan
-from cupyflash.basics import Array, Report
+from cupyflash.basics import Array, Report, Shape
 from cupyflash.sim import Execution, execute
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
@@ -42,7 +42,7 @@ def forward(algorithm: str, n: int, causal: bool = False, seed: int | None = Non
     return found
 
 
-def drawn(shape: tuple[int, ...]) -> list[Array]:
+def drawn(shape: Shape) -> list[Array]:
     """Q, K and V."""
     rng = np.random.default_rng(0)
     return [rng.standard_normal(shape).astype(np.float16) for _ in range(3)]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from cupyflash.basics import ITEMSIZE as ITEMSIZE
+from cupyflash.basics import Shape
 from cupyflash.basics import is_number as is_number
 
 # The widest copy between HBM and SRAM, in bytes.
@@ -19,7 +20,7 @@ class AnyArray(Protocol):
     """The common part of NumPy and CuPy arrays that a problem needs."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> Shape: ...
     @property
     def strides(self) -> tuple[int, ...]: ...
     @property
@@ -42,7 +43,7 @@ class ArrayLayout(NamedTuple):
     Arrays of equal layouts pose equal problems, so a launch that was prepared for one serves the other.
     """
 
-    shape: tuple[int, ...]
+    shape: Shape
     strides: tuple[int, ...]
     dtype: Any
     offset: int = 0
@@ -53,7 +54,7 @@ class ArrayLayout(NamedTuple):
         return cls(array.shape, array.strides, array.dtype, address(array) % MAX_ALIGNMENT)
 
     @classmethod
-    def contiguous(cls, shape: tuple[int, ...], dtype: Any) -> ArrayLayout:
+    def contiguous(cls, shape: Shape, dtype: Any) -> ArrayLayout:
         """Return the layout of an array in C order, as it is allocated."""
         dtype = np.dtype(dtype)
         return cls(shape, tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))), dtype)
@@ -168,7 +169,7 @@ def check_array(name: str, array: Any) -> None:
         raise TypeError(f"{name} must have its bytes in the machine's own order, got dtype {array.dtype.str}")
 
 
-def require_shape(name: str, array: AnyArray, shape: tuple[int, ...], what: str = "") -> None:
+def require_shape(name: str, array: AnyArray, shape: Shape, what: str = "") -> None:
     """ValueError for another shape; `what` describes the right one."""
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}{what}, got {array.shape}")

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "np.ndarray"
 """An array of NumPy's. (`AnyArray` in arrays.py is one of NumPy's or CuPy's.)"""
+Shape = tuple[int, ...]
+"""Sizes along axes: an array's, a grid's in blocks, a block's in threads."""
 Values = Mapping[str, Any]
 """Values by name, to be read."""
 Report = dict[str, Any]

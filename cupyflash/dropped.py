@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.basics import Shape
 from cupyflash.launch.dispatch import target
 from cupyflash.launch.launcher import Prepared
 from cupyflash.launch.simulated import run_simulated
@@ -20,7 +21,7 @@ from cupyflash.schedules.dropout_mask import THREADS, DropoutMaskSchedule
 
 
 def dropout_mask(
-    shape: tuple[int, ...],
+    shape: Shape,
     dropout: float,
     *,
     seed: int,

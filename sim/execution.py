@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyflash.arrays import check_array, heads_first, is_number, numpy_dtype, of_heads
+from cupyflash.basics import Shape
 from cupyflash.launch import tensor_maps
 from cupyflash.launch.binding import argument_values
 from cupyflash.launch.compiler import MOST_PTX, ptx
@@ -99,7 +100,7 @@ def execute(
     return run(schedule, {"q": q, "k": k, "v": v, **made, **arrays, **captured, **numbers}, seed=seed, watch=watch)
 
 
-def _result(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+def _result(shape: Shape, dtype: Any = np.float32) -> np.ndarray:
     """An array for kernels to write, filled with NaN, so that an element they leave out is a wrong number."""
     return np.full(shape, np.nan, dtype)
 

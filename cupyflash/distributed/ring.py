@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.basics import Values
+from cupyflash.basics import Shape, Values
 from cupyflash.distributed.agreement import Watch
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.communicator import Communicator, Request
@@ -30,7 +30,7 @@ class Buffers:
         self._room = [[ring.xp.empty(size, dtype) for size in sizes] for _ in range(slots)]
 
     @staticmethod
-    def _shape(shape: tuple[int, ...], length: int) -> tuple[int, ...]:
+    def _shape(shape: Shape, length: int) -> Shape:
         return (*shape[:-2], length, shape[-1])
 
     def part(self, slot: int, rank: int) -> list[Any]:

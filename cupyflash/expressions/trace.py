@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from cupyflash.basics import Report, Values
+from cupyflash.basics import Report, Shape, Values
 from cupyflash.expressions.parse import MAX_LENGTH
 from cupyflash.expressions.tree import FUNCTIONS, POSITIONS
 from cupyflash.words import cut
@@ -327,7 +327,7 @@ class Elements(Traced):
         return self._trace.symbol(f"{name}[{', '.join('{}' for _ in indices)}]", *indices)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         return tuple(self._array.shape[len(self._indices) :])
 
     @property

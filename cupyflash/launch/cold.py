@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import AnyArray, ArrayLayout, heads_first, last_axis_contiguous
-from cupyflash.basics import Report, Values
+from cupyflash.basics import Report, Shape, Values
 from cupyflash.device import Device
 from cupyflash.launch.binding import prepare
 from cupyflash.launch.dispatch import as_arrays, as_integers, device_of, placed, reach_of, refuse_written, target
@@ -173,7 +173,7 @@ class FirstCall:
     def rows(self) -> tuple[int, ...]:
         """The shape of a tensor with one number for each row of q."""
         q = self.layouts["q"]
-        shape: tuple[int, ...] = (heads_first(q) if self.swapped else q).shape
+        shape: Shape = (heads_first(q) if self.swapped else q).shape
         return shape[:-1]
 
     @cached_property
@@ -376,7 +376,7 @@ def steps(r: FirstCall, schedule: TileSchedule, sums: Made) -> Iterator[Step]:
         yield partial(_begin_sum, gpu, name, each.shape, each.dtype)
 
 
-def _begin_sum(gpu: bool, name: str, shape: tuple[int, ...], dtype: Any, given: Values, arrays: Arrays, numbers: Numbers) -> None:
+def _begin_sum(gpu: bool, name: str, shape: Shape, dtype: Any, given: Values, arrays: Arrays, numbers: Numbers) -> None:
     arrays[name] = zeros(gpu, shape, dtype)
 
 

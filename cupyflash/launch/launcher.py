@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupyflash.arrays import ArrayLayout, Held, address
-from cupyflash.basics import Report, Values
+from cupyflash.basics import Report, Shape, Values
 from cupyflash.request.keywords import SCORE_ARRAYS, SCORE_NUMBERS, Keywords
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def as_contiguous(gpu: bool, array: Any, dtype: type[np.generic]) -> Any:
     return converted
 
 
-def zeros(gpu: bool, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
+def zeros(gpu: bool, shape: Shape, dtype: type[np.generic]) -> Any:
     """Zeros for kernels to add to. On a GPU they are set in stream order, so that a graph sets them at each replay."""
     if not gpu:
         return np.zeros(shape, dtype)

@@ -27,7 +27,7 @@ from cupyflash.arrays import (
     require_shape,
     row_alignment,
 )
-from cupyflash.basics import Array, Values
+from cupyflash.basics import Array, Shape, Values
 from cupyflash.request.options import ARRAYS, MAX_LENGTH, VECTORS, Options
 
 MAX_HEAD_DIM = 512
@@ -214,7 +214,7 @@ def require_usual_head_dim(problem: Problem, what: str) -> None:
             raise ValueError(f"{name} must be between 1 and {USUAL_HEAD_DIM} for {what}, got {size}; {takes}")
 
 
-def check_out(out: AnyArray, shape: tuple[int, ...]) -> None:
+def check_out(out: AnyArray, shape: Shape) -> None:
     """ValueError for an array that O cannot be written to."""
     require_shape("out", out, shape)
     steps = [stride for length, stride in zip(out.shape, out.strides, strict=True) if length > 1]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 
 from cupyflash.arrays import Held, check_array, check_strides
-from cupyflash.basics import Array, Report, Values
+from cupyflash.basics import Array, Report, Shape, Values
 from cupyflash.expressions.c import ELEMENTS, Statements
 from cupyflash.expressions.cost import require_affordable
 from cupyflash.expressions.derivative import derivative
@@ -76,7 +76,7 @@ class Form:
         """The loads of the value, equal ones once. The derivative has no others."""
         return loads(self.tree)
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> None:
+    def check(self, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> None:
         """Raise ValueError unless captured arrays of these shapes fit a problem; `shapes` may lack some.
 
         `sizes` are the lengths of "b" (batch), "h" (heads), "kv_h" (heads of K and V), "row" (n_q) and "k" (n_k). An axis that

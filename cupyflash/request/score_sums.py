@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyflash.basics import Report, Values
+from cupyflash.basics import Report, Shape, Values
 from cupyflash.expressions.c import Statements
 from cupyflash.expressions.derivative import derivative
 from cupyflash.expressions.tree import Load, Node, loads
@@ -105,9 +105,7 @@ def most_terms(form: Form) -> int:
     return max(1, len(form.loads))
 
 
-def zeros_of(
-    names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], deterministic: bool
-) -> dict[str, tuple[tuple[int, ...], Any]]:
+def zeros_of(names: Sequence[str], shapes: Mapping[str, Shape], deterministic: bool) -> dict[str, tuple[tuple[int, ...], Any]]:
     """(Shape, dtype) of the arrays of zeros with which sums begin, by the struct's names; `shapes` are the captured arrays'."""
     if not (names and deterministic):
         return {sum_field(name): (shapes[name], np.float32) for name in names}

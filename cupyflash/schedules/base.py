@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cupyflash.arrays import numpy_dtype
-from cupyflash.basics import Array
+from cupyflash.basics import Array, Shape
 from cupyflash.device import Device
 from cupyflash.expressions.c import ELEMENTS
 from cupyflash.launch import params
@@ -73,7 +73,7 @@ class Kernel:
 class Workspace:
     """HBM that the algorithm needs beside its inputs and outputs."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
 
 

@@ -11,6 +11,7 @@ import click
 import numpy as np
 from click.core import ParameterSource
 
+from cupyflash.basics import Shape
 from cupyflash.device import Device
 from cupyflash.sim import files
 from cupyflash.sim.cli.options import gathered
@@ -37,8 +38,8 @@ class Source:
 class LaunchOptions:
     """Options of the launch, by the names of `sim.profile`."""
 
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
+    grid: Shape
+    block: Shape
     shared_bytes: int
     seed: int | None
     cluster: tuple[int, ...] | None

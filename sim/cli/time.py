@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cupyflash.basics import Report, Values
+from cupyflash.basics import Report, Shape, Values
 from cupyflash.device import Device
 from cupyflash.sim.cli.options import gathered
 from cupyflash.sim.cli.profile import (
@@ -35,8 +35,8 @@ class TimedLaunch:
 
     file: Path
     kernel: str | None
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
+    grid: Shape
+    block: Shape
     spec: str | None
     defines: tuple[str, ...]
     includes: tuple[Path, ...]

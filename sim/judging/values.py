@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.basics import Array
+from cupyflash.basics import Array, Shape
 
 FLOATS: dict[str, Callable[[Any, tuple[int, ...]], Any]] = {
     "normal": lambda rng, shape: rng.standard_normal(shape),
@@ -35,7 +35,7 @@ FLOATS: dict[str, Callable[[Any, tuple[int, ...]], Any]] = {
 """Floating-point values by kind; `infinite` and `minus infinity` are normal ones with infinities among them."""
 
 
-def drawn(kind: str, shape: tuple[int, ...], dtype: np.dtype[Any], rng: Any, low: float | None, high: float | None) -> Array:
+def drawn(kind: str, shape: Shape, dtype: np.dtype[Any], rng: Any, low: float | None, high: float | None) -> Array:
     """Returns an array of that kind of values, all from `low` to `high` if these are given."""
     if dtype.kind == "c":
         part = np.dtype(f"f{dtype.itemsize // 2}")
@@ -70,7 +70,7 @@ def limits(kind: np.dtype[Any]) -> Any:
     return numbers(np.dtype(f"f{kind.itemsize // 2}") if kind.kind == "c" else kind)
 
 
-def _between(kind: str, shape: tuple[int, ...], rng: Any, low: float, high: float) -> Array:
+def _between(kind: str, shape: Shape, rng: Any, low: float, high: float) -> Array:
     if kind in ("constant", "zeros"):
         value = rng.uniform(low, high) if kind == "constant" or not low <= 0 <= high else 0.0
         return np.full(shape, value)
@@ -80,7 +80,7 @@ def _between(kind: str, shape: tuple[int, ...], rng: Any, low: float, high: floa
     return found
 
 
-def _integers(kind: str, shape: tuple[int, ...], dtype: np.dtype[Any], rng: Any, low: float | None, high: float | None) -> Array:
+def _integers(kind: str, shape: Shape, dtype: np.dtype[Any], rng: Any, low: float | None, high: float | None) -> Array:
     if dtype.kind == "b":
         flags = np.zeros(shape) if kind == "zeros" else np.ones(shape) if kind == "constant" else rng.integers(0, 2, shape)
         return np.asarray(flags).astype(bool)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cupyflash.basics import Array
+from cupyflash.basics import Array, Shape
 from cupyflash.expressions.derivative import derivative
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.expressions.tree import Node
@@ -62,12 +62,12 @@ def forward(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64, rounded:
     return Forward(S, P, kept, weights, L[..., 0], V, rounded(weights @ V))
 
 
-def kept_of(dropout: Dropout, shape: tuple[int, ...]) -> Array:
+def kept_of(dropout: Dropout, shape: Shape) -> Array:
     """1 / (1 - p) for a kept weight and 0 for a dropped one, in S's shape (..., n_q, n_k)."""
     return np.where(dropped(dropout, shape), 0.0, dropout.scale)
 
 
-def dropped(dropout: Dropout, shape: tuple[int, ...]) -> Array:
+def dropped(dropout: Dropout, shape: Shape) -> Array:
     """True for each dropped weight, in S's shape (..., n_q, n_k)."""
     *pairs, n_q, n_k = shape
     sizes = (1,) * (2 - len(pairs)) + (*pairs, n_q, n_k)
@@ -177,7 +177,7 @@ def to_captured(
     return np.sqrt(made) if at_random else made
 
 
-def visible(inputs: Inputs, shape: tuple[int, ...]) -> Array:
+def visible(inputs: Inputs, shape: Shape) -> Array:
     """True where a row sees a key, in S's shape (..., n_q, n_k)."""
     p, beside = inputs.problem, inputs.beside
     rows, cols = np.arange(p.seqlen_q), np.arange(p.seqlen_k)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cupyflash.arrays import numpy_dtype, of_heads
-from cupyflash.basics import Array, Report, Values
+from cupyflash.basics import Array, Report, Shape, Values
 from cupyflash.expressions.derivative import derivative
 from cupyflash.expressions.tree import Node, counted
 from cupyflash.request.dropout import Dropout
@@ -363,7 +363,7 @@ def _moved(inputs: Inputs, exact: Backward, dO: Array, Q: Array, K: Array) -> di
     return products(inputs, exact.weights * rest, given, dO, Q, K) | {"dbias": dS, "dsinks": dsinks}
 
 
-def _of_out(dO: Array, inputs: Inputs, made: Forward, shape: tuple[int, ...]) -> float:
+def _of_out(dO: Array, inputs: Inputs, made: Forward, shape: Shape) -> float:
     """The largest error of dsinks, of this shape, because D is computed from a rounded O: half a unit at O's largest element, at
     random in each of d_v products of each row that is summed."""
     of_sink = np.exp(sinks_of(inputs, np.float64)[..., 0] - np.where(np.isneginf(made.L), 0, made.L))
@@ -376,7 +376,7 @@ def _of_D(dO: Array, inputs: Inputs, made: Forward) -> Array:
     return error
 
 
-def _summed(gradient: Array, shape: tuple[int, ...]) -> Array:
+def _summed(gradient: Array, shape: Shape) -> Array:
     """Sum `gradient` over the axes along which an array of `shape` was broadcast."""
     if len(shape) == 1:  # one number a head, which each row used
         return np.asarray(of_heads(gradient), np.float64)

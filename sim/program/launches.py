@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from cupyflash.basics import Shape
 from cupyflash.sim import ptx
 from cupyflash.sim.program.children import LAUNCH, DynamicLaunches
 from cupyflash.sim.program.errors import CudaError, ErrorCode
@@ -135,8 +136,8 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
     def launch(
         self,
         function: int,
-        grid: tuple[int, ...],
-        block: tuple[int, ...],
+        grid: Shape,
+        block: Shape,
         arguments: int,
         shared: int,
         stream: int,

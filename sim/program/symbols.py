@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 
+from cupyflash.basics import Shape
 from cupyflash.sim import ptx
 from cupyflash.sim.program import fatbin
 from cupyflash.sim.program.errors import CudaError, ErrorCode
@@ -61,8 +62,8 @@ class LaunchRequest:
     """A launch as the program asks for it; grid and block in (x, y, z)."""
 
     kernel: ProgramKernel
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
+    grid: Shape
+    block: Shape
     shared: int
     data: bytes
     cluster: tuple[int, ...] | None = None

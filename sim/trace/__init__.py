@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cupyflash import kernels_cu
-from cupyflash.basics import Array, Report, Values
+from cupyflash.basics import Array, Report, Shape, Values
 from cupyflash.request.score import Mask, Score
 from cupyflash.schedules import DecodeSchedule, Kernel, Move, Room, TileSchedule, Walk
 from cupyflash.schedules.moves import ONE, TENSORS, Totals
@@ -418,7 +418,7 @@ def source_text(line: Line) -> str:
     return lines[number - 1].strip() if number <= len(lines) else ""
 
 
-def by_heads(elements: Array, shape: tuple[int, ...]) -> Array:
+def by_heads(elements: Array, shape: Shape) -> Array:
     """Elements of (pages, heads, rows, d), counted as those of (heads, pages, rows, d)."""
     page, head, row, col = np.unravel_index(elements, shape)
     return np.ravel_multi_index((head, page, row, col), (shape[1], shape[0], *shape[2:]))

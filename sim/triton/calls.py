@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.basics import Array, Report, Values
+from cupyflash.basics import Array, Report, Shape, Values
 from cupyflash.sim.ptx import Launch, Module, RawArguments, TensorMap
 from cupyflash.sim.ptx.memory.swizzles import CHOICES
 from cupyflash.sim.ptx.parameters import parameter_offsets
@@ -35,8 +35,8 @@ class KernelCall:
 
     kernel: str
     module: Module
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
+    grid: Shape
+    block: Shape
     shared: int
     cluster: tuple[int, ...] | None
     values: Sequence[tuple[str, Any]]
