@@ -141,7 +141,7 @@ class DescribedTensor:
         dims, size, kinds = list(value.shape), meta["elem_size"], CHOICES["dtype"]
         if meta["fp4_padded"]:
             dims[-1] *= 2
-        kind = ON_HOST.get(meta["elem_type"], meta["elem_type"])
+        kind: int = ON_HOST.get(meta["elem_type"], meta["elem_type"])
         if getattr(value, "round_f32_to_tf32", False):
             kind = kinds.index("tfloat32")
         if kind >= len(kinds):
