@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.basics import Array, Report, Shape, Values
+from cupyflash.basics import Array, Report, Shape
 from cupyflash.sim.ptx import Launch, Module, RawArguments, TensorMap
 from cupyflash.sim.ptx.memory.swizzles import CHOICES
 from cupyflash.sim.ptx.parameters import parameter_offsets
@@ -131,7 +131,7 @@ class DescribedTensor:
 
     base: Any
     descriptor: Any
-    meta: Values
+    meta: dict[str, Any]
 
     def map(self, array: Array) -> TensorMap:
         """Returns the map that the driver would make; `array`: the memory from the tensor's first byte on."""
@@ -141,7 +141,7 @@ class DescribedTensor:
         dims, size, kinds = list(value.shape), meta["elem_size"], CHOICES["dtype"]
         if meta["fp4_padded"]:
             dims[-1] *= 2
-        kind: int = ON_HOST.get(meta["elem_type"], meta["elem_type"])
+        kind = ON_HOST.get(meta["elem_type"], meta["elem_type"])
         if getattr(value, "round_f32_to_tf32", False):
             kind = kinds.index("tfloat32")
         if kind >= len(kinds):
