@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cupyflash import kernels_cu
+from cupyflash.launch import nvrtc
 from cupyflash.launch.compiler import FLUSH_DENORMALS, architecture, options
-from cupyflash.launch.nvrtc import header_directories
 from cupyflash.schedules import Kernel
 
 FOLDER = Path(__file__).parent / "accounts"
@@ -110,7 +110,7 @@ def _without_comments(text: str) -> str:
 @cache
 def _headers() -> str:
     def files() -> Iterator[Path]:
-        for folder in header_directories():
+        for folder in nvrtc.header_directories():  # of another compiler, too
             yield from sorted(Path(folder).glob("cuda_*16.h*"))
 
     return hashlib.sha256(b"".join(path.read_bytes() for path in files())).hexdigest()

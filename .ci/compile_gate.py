@@ -19,9 +19,10 @@ differ from float16's in few registers, has fewer programs. `--nvrtc` uses
 another compiler (other_nvrtc.py): CI uses CUDA 12's, for `--sample`. Tiles are chosen by our own compiler's registers: another one
 may spill a few bytes (`FEW_BYTES`), which are printed.
 
-Clean programs are kept in .ci/accounts/ (accounts.py): only programs that are not there as they are now are compiled, and a sample
-of those that are, which has to agree. `--write` keeps those that were compiled: run it when kernels or tiles have changed.
-`--sample` compiles that sample and nothing else; `--only` the programs with a kernel whose name has NAME in it, to try a change.
+Clean programs are kept in .ci/accounts/ (accounts.py), for each compiler: only programs that are not there as they are now are
+compiled, and some of those that are, which have to agree: others for each CUPYFLASH_TEST_DRAW. `--write` keeps those that were
+compiled: run it when kernels or tiles have changed, with `--sample --nvrtc` for CUDA 12's. `--sample` looks at one of 24 programs
+only, `--only` at the programs with a kernel whose name has NAME in it, to try a change.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ import argparse
 import itertools
 import json
 import math
+import os
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -142,8 +145,10 @@ DECODE_CALLS: tuple[tuple[Report, Cache], ...] = (
 FEW_BYTES = 32
 """Bytes of stack and spills that another compiler than ours may need."""
 
-# Of the programs whose account is known, one in so many is compiled all the same.
 SAMPLED = 24
+"""`--sample` has one of so many programs."""
+DRAWN = 96
+"""Of the programs whose account is known, one in so many is compiled all the same: others for each CUPYFLASH_TEST_DRAW."""
 
 
 @dataclass(frozen=True)
@@ -554,11 +559,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, help="how many compile at a time; as many as there are cores when not given")
     parser.add_argument("--nvrtc", type=Path, help="a folder of wheels with another NVRTC and its headers")
     parser.add_argument("--write", action="store_true", help="keep the clean programs in .ci/accounts")
-    parser.add_argument("--sample", action="store_true", help=f"every {SAMPLED}th program only, whatever was kept")
+    parser.add_argument("--sample", action="store_true", help=f"one of {SAMPLED} programs only, by their labels")
     parser.add_argument("--only", metavar="NAME", default="", help="programs with a kernel whose name has this in it")
     arguments = parser.parse_args(argv)
-    if (arguments.sample or arguments.only) and arguments.write:
-        parser.error("--sample and --only know too few programs for --write")
+    if arguments.write and (arguments.only or arguments.sample != bool(arguments.nvrtc)):
+        parser.error("--write is for all programs, of --nvrtc for the --sample, and not for --only")
     if arguments.markdown:
         arguments.markdown.write_text(documented(arguments.markdown))
         return 0
@@ -567,11 +572,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     work = [job for job in work if any(arguments.only in kernel.name for kernel in job.kernels)]
     if not work:
         parser.error(f"--only must be in a kernel's name: {', '.join(names)}; got {arguments.only!r}")
-    work = work[:: SAMPLED if arguments.sample else 1]
+    if arguments.sample:
+        work = [job for job in work if zlib.crc32(f"{job.device.sm} {job.label}".encode()) % SAMPLED == 0]
     use(arguments.nvrtc)
     kept = Accounts(nvrtc_version())
     known = {job: registers for job in work if (registers := kept.find(job.program))}
-    fresh = [job for turn, job in enumerate(work) if arguments.sample or job not in known or turn % SAMPLED == 0]
+    draw = zlib.crc32(os.environ.get("CUPYFLASH_TEST_DRAW", "").encode())
+    fresh = [job for turn, job in enumerate(work, draw) if job not in known or turn % DRAWN == 0]
     made = dict(zip(fresh, compiled_everywhere(fresh, arguments.processes, arguments.nvrtc), strict=True))
     now: dict[Job, Registers] = known | {job: tuple(needs.registers for needs in made[job]) for job in made}
     wrong = [

@@ -392,11 +392,19 @@ def test_the_gate_compiles_what_has_no_account_and_a_sample_of_the_rest(
     monkeypatch.setattr(gate, "jobs", lambda: some)
     monkeypatch.setattr(gate, "compiled_everywhere", compile_some)
     monkeypatch.setattr(gate, "Accounts", lambda version: accounts(version, tmp_path))
-    monkeypatch.setattr(gate, "SAMPLED", 4)
+    monkeypatch.setattr(gate, "DRAWN", 4)
+    monkeypatch.delenv("CUPYFLASH_TEST_DRAW", raising=False)
     assert gate.main([]) == 0 and compiled.pop() == some  # none is known, and nothing was kept
     assert gate.main(["--write"]) == 0 and compiled.pop() == some
     assert gate.main(["--json", str(tmp_path / "gate.json")]) == 0 and compiled.pop() == [some[0], some[4]]
     assert [row["registers"] for row in json.loads((tmp_path / "gate.json").read_text())] == [100] * 2
+    drawn: set[Any] = set()
+    for draw in "abcdefgh":
+        monkeypatch.setenv("CUPYFLASH_TEST_DRAW", draw)
+        assert gate.main([]) == 0
+        drawn.update(compiled.pop())
+    assert drawn == set(some)
+    monkeypatch.delenv("CUPYFLASH_TEST_DRAW")
     registers[some[4]] = 101
     assert gate.main([]) == 1 and "not as it was kept" in capsys.readouterr().out
     assert gate.main(["--write"]) == 1 and gate.main([]) == 0
