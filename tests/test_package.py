@@ -212,6 +212,16 @@ def test_a_header_that_is_nowhere_is_an_import_error_that_says_what_to_install(m
         nvrtc.compile_to_ptx("int", (), "f.cu")
 
 
+def test_before_cuda_13_a_function_without_a_space_is_the_device_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA 12's compiler takes generic lambdas within a kernel for functions without one."""
+    binding = pytest.importorskip("cupy.cuda").nvrtc
+    source = 'int f() { return 1; } extern "C" __global__ void g(int* x) { *x = f(); }'
+    with pytest.raises(nvrtc.CompileError, match="host functions are not allowed"):
+        nvrtc.compile_to_ptx(source, (), "f.cu")
+    monkeypatch.setattr(binding, "getVersion", lambda: (12, 9))
+    assert ".entry g" in nvrtc.compile_to_ptx(source, (), "f.cu")
+
+
 def test_a_missing_compiler_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """CuPy loads NVRTC when it is first called, and then says RuntimeError."""
     binding = pytest.importorskip("cupy.cuda").nvrtc

@@ -196,3 +196,13 @@ def test_a_short_launch_is_not_foretold() -> None:
     told: list[Estimate] = []
     launch("x[t] = t;", on_long=told.append)
     assert not told
+
+
+def test_who_looks_in_vain_lets_others_run_first() -> None:
+    """Blocks that work one after the other: a warp that waits for its turn looks after writes, not at each of the others' steps."""
+    body = """if (t == 0) while (flag[0] != blockIdx.x) {}
+    __syncthreads();
+    for (int i = 0; i < n; i++) x[blockIdx.x * 64 + t] += i * flag[1 + i % 2];
+    __threadfence(); __syncthreads();
+    if (t == 0) flag[0] = blockIdx.x + 1;"""
+    assert launch(body, grid=4, max_instructions=40_000).findings == ()

@@ -178,6 +178,8 @@ def _compile_here(source: str, options: Sequence[str], name: str, product: str, 
         program = nvrtc.createProgram(source, name, *standard_headers.for_nvrtc())
     except (ImportError, RuntimeError) as error:  # the first call loads the library
         raise ImportError(f"compiling CUDA C needs NVRTC ({' '.join(str(error).split())}): {INSTALL}") from error
+    if nvrtc.getVersion() < (13, 0):
+        full.append("-default-device")  # takes a generic lambda within a function of the device for one of the host, else
     try:
         for expression in expressions:
             nvrtc.addNameExpression(program, expression)

@@ -39,7 +39,7 @@ from ..text.syntax import (
     variable_name,
 )
 from . import access, control, elementwise, matrices, transfers
-from .flow import CONSTANT_REGISTERS, LiveRegisters, callees, in_flight, numbers, reachable, spins
+from .flow import CONSTANT_REGISTERS, LiveRegisters, callees, in_flight, looks, numbers, reachable, spins
 from .provenance import Home, guesses, homes, reached, sharing_of
 from .registry import FLUSH, KEEP, Arg, Branch, FunctionCall, PhaseWait, Plan, decode, known
 
@@ -59,7 +59,8 @@ class CodeRegion:
     """Straight code from `start` to `end` (exclusive) without a branch; `ends` is the control instruction behind it, or None.
 
     `uses`, `defs`, `live`: rows of the register files (as bit masks) that it reads before writing, writes, and that
-    are alive behind it. `executed` counts the warps that ran it, `threads` their active lanes.
+    are alive behind it. `tells`: others may see what it writes. `executed` counts the warps that ran it, `threads` their active
+    lanes.
     """
 
     start: int
@@ -68,6 +69,7 @@ class CodeRegion:
     uses: int
     defs: int
     live: int
+    tells: bool = False
     executed: int = 0
     threads: int = 0
 
@@ -166,6 +168,11 @@ class Code(LiveRegisters):
         controls = [plan.control for plan in self.plans]
         waits = any(isinstance(c, PhaseWait) or (isinstance(c, FunctionCall) and not c.builtin) for c in controls)
         return waits or self.polls() or any(map(self.repeats, self.answered))
+
+    @cached_property
+    def looks(self) -> frozenset[int]:
+        """The branches back to loops that only look at memory."""
+        return looks(self)
 
     def polls(self) -> bool:
         """True if a loop looks at memory that others may write meanwhile: not at what the kernel reads only, plainly."""
@@ -334,7 +341,8 @@ class Code(LiveRegisters):
             live |= self.writes[ends]
             for nxt in self.successors(ends):
                 live |= self.block_in[nxt]
-        region = CodeRegion(pc, end, ends, self.row_mask(used), self.row_mask(defined), self.row_mask(live))
+        tells = any(i.opcode != "ld" and is_strong(i) for i in self.instructions[pc:end])
+        region = CodeRegion(pc, end, ends, self.row_mask(used), self.row_mask(defined), self.row_mask(live), tells)
         self.regions[pc, converged] = region
         return region
 

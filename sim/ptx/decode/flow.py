@@ -234,6 +234,21 @@ def spins(flow: ControlFlow) -> frozenset[PtxInstruction]:
     return frozenset(found)
 
 
+def looks(flow: ControlFlow) -> frozenset[int]:
+    """Returns the branches back to loops that only look at memory: what they look for, others must do."""
+    waiting, found = spins(flow), set[int]()
+    for _, last, plans, _ in stretches(flow):
+        loads = {plan.instruction for plan in plans} & waiting
+        others = [plan for plan in plans if plan.instruction not in loads and plan.instruction.opcode not in ORDERING]
+        alone = all(plan.pure and plan.collective is None and isinstance(plan.control, Branch | None) for plan in others)
+        if loads and alone:
+            found.add(last)
+    return frozenset(found)
+
+
+ORDERING = {"fence", "membar", "nanosleep"}
+"""Opcodes that change no register and no memory."""
+
 PER_LANE = {
     *(f"%{name}.{axis}" for name in ("tid", "ctaid", "clusterid", "cluster_ctaid") for axis in "xyz"),
     "%cluster_ctarank",

@@ -287,6 +287,8 @@ class PtxMachine(RegisterFiles):
             thunk()
         region.executed += lanes.warps
         region.threads += lanes.n
+        if region.tells:
+            self.ready.told()
         if region.ends is None:
             if region.end >= len(code.plans):
                 self.leave(lanes)
@@ -341,7 +343,11 @@ class PtxMachine(RegisterFiles):
     def branch(self, pc: int, control: Branch, lanes: LaneSet) -> None:
         """Sends lanes to a label, or each to its own in a table, the last one if its index is too large."""
         if not control.table:
-            self.push(self.code.target(control.target), lanes)
+            target = self.code.target(control.target)
+            if pc in self.code.looks:
+                self.ready.look_again(target, lanes)
+            else:
+                self.push(target, lanes)
             return
         targets = self.code.tables[control.table]
         ways = lanes.split(np.minimum(self.read(lanes, self.code.plans[pc].reads[0]), len(targets) - 1))
@@ -369,6 +375,7 @@ class PtxMachine(RegisterFiles):
     def answer(self) -> None:
         """Tells lanes that waited for phases of mbarriers the answer, and lets them go on."""
         self.deactivate()
+        self.ready.in_front = False
         for wait, lanes, done in self.mbarriers.answer():
             self.write(lanes, self.code.plans[wait.pc].writes[0], done)
             self.push(wait.pc + 1, lanes)

@@ -33,12 +33,22 @@ class ReadyLanes:
     The lowest instruction goes first, so that diverged lanes meet again where their paths join. Because that would let
     a spin loop starve the very lanes it waits for, after every `PATIENCE` picks the longest waiting groups run for
     `TURN` picks, in a kernel that `spins`.
+
+    Lanes of a loop that only looks at memory go last, until somebody has written there: then they go first. Those that have seen
+    what they look for stay in front until they write something themselves: of lanes that wait for each other in a row all come
+    through it, and go on together, where else the first would run to its end before the second has looked.
     """
 
     def __init__(self, spins: bool = True) -> None:
         self.spins = spins
         self.groups: dict[int, list[LaneSet]] = {}
         self.since: dict[int, int] = {}
+        self.late: set[int] = set()
+        """The instructions of groups that have looked in vain."""
+        self.urgent: set[int] = set()
+        """Those of groups that look after a write, and of what comes behind."""
+        self.in_front = False
+        """True if the group that runs is urgent."""
         self.picks = 0
 
     def __bool__(self) -> bool:
@@ -51,6 +61,23 @@ class ReadyLanes:
             self.since[pc] = self.picks
         else:
             found.append(lanes)
+            self.late.discard(pc)
+        if self.in_front:
+            self.urgent.add(pc)
+
+    def look_again(self, pc: int, lanes: LaneSet) -> None:
+        """Adds lanes that have not yet seen in memory what others must do."""
+        alone = pc in self.late or pc not in self.groups
+        self.in_front = False
+        self.push(pc, lanes)
+        if alone:
+            self.late.add(pc)
+
+    def told(self) -> None:
+        """Lets those that have looked in vain look again, since somebody has written."""
+        self.in_front = False
+        self.urgent |= self.late
+        self.late.clear()
 
     def pop(self) -> tuple[int, LaneSet]:
         self.picks += 1
@@ -59,7 +86,10 @@ class ReadyLanes:
         elif self.spins and self.picks % (PATIENCE + TURN) >= PATIENCE:
             pc = min(self.groups, key=self.since.__getitem__)
         else:
-            pc = min(self.groups)
+            pc = min(self.urgent or self.groups.keys() - self.late or self.groups) if self.urgent or self.late else min(self.groups)
+        self.late.discard(pc)
+        self.in_front = pc in self.urgent
+        self.urgent.discard(pc)
         return pc, merged(self.groups.pop(pc))
 
 
@@ -150,6 +180,9 @@ class SeededReady(ReadyLanes):
         self.place[lanes.warp_ids] = GONE
         for team, part in self.parts(lanes):
             self.teams.setdefault(team, {}).setdefault(pc, []).append(part)
+
+    def look_again(self, pc: int, lanes: LaneSet) -> None:
+        self.push(pc, lanes)
 
     def parts(self, lanes: LaneSet) -> list[tuple[int, LaneSet]]:
         """Returns lanes by their teams."""
