@@ -172,6 +172,7 @@ def test_arguments_are_laid_out_as_parameters() -> None:
     assert np.frombuffer(found.data, "i4")[0] == 7 and np.frombuffer(found.data[16:18], "f2")[0] == 0.5 and found.data[32] == 9
     mapped = predicted.bound(("int 7", "map float16[8, 8] box [8, 8] swizzle 0"))
     assert len(mapped.data) == 256 and mapped.tensors[0].array.nbytes == 128
+    assert predicted.strides_of((64, 100, 2, 16, 3), 2) == [256, 128, 25600, 409600]  # (3, 16, 100, 128), in columns of 64
 
 
 @pytest.mark.skipif(sass.disassembler() is None or not shutil.which("c++filt"), reason="needs NVIDIA's disassemblers and c++filt")

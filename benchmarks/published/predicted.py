@@ -14,7 +14,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import inf
+from operator import mul
 from pathlib import Path
 
 import numpy as np
@@ -89,11 +91,11 @@ def add(found: BoundArguments, text: str) -> None:
 
 
 def strides_of(sizes: Sequence[int], item: int) -> list[int]:
-    """The strides of a map's dimensions: rows of a matrix cut into columns of 64 lie between those of others."""
+    """The strides of a map's dimensions: rows of a matrix cut into columns lie between those of others, matrices behind each other."""
     if len(sizes) < 3:
         return [sizes[0] * item][: len(sizes) - 1]
-    width = sizes[0] * sizes[2]
-    return [width * item, sizes[0] * item, *(width * sizes[1] * item for _ in sizes[3:])]
+    row, matrix = sizes[0] * sizes[2] * item, sizes[0] * sizes[1] * sizes[2] * item
+    return [row, sizes[0] * item, *accumulate(sizes[3:-1], mul, initial=matrix)][: len(sizes) - 1]
 
 
 def plain(name: str) -> str:
