@@ -91,7 +91,7 @@ def add(found: BoundArguments, text: str) -> None:
 
 
 def strides_of(sizes: Sequence[int], item: int) -> list[int]:
-    """The strides of a map's dimensions: rows of a matrix cut into columns lie between those of others, matrices behind each other."""
+    """The strides of a map's dimensions: rows of a matrix cut into columns lie between others, matrices in turn."""
     if len(sizes) < 3:
         return [sizes[0] * item][: len(sizes) - 1]
     row, matrix = sizes[0] * sizes[2] * item, sizes[0] * sizes[1] * sizes[2] * item
