@@ -88,7 +88,8 @@ class CubinKernel:
         local = needs.get("STACK", 0) + needs.get("LOCAL", 0)
         code, laid = tuple(found.kernels[name]), tuple(sass.parameters(cubin, name))
         tables = sass.jump_tables(cubin, name)
-        return cls(name, code, capability, needs.get("REG", 0), needs.get("SHARED", 0), local, laid, tables)
+        shared = max(needs.get("SHARED", 0) - SHARED_AT[capability[0]], 0)  # the system's kilobyte is counted there
+        return cls(name, code, capability, needs.get("REG", 0), shared, local, laid, tables)
 
 
 class CodeLaunch:
