@@ -155,7 +155,7 @@ class ClockedMultiprocessor:
         self.start, self.spread = rates["launch.start"], rates["launch.spread"]
         self.one_double = bool(rates["lanes.fp64_shared"])
         self.youngest = bool(rates["issue.youngest_first"])
-        self.granted = self.pipe = self.port = self.l2 = self.dram = self.double = 0.0
+        self.granted = self.pipe = self.port = self.l2 = self.updated = self.dram = self.double = 0.0
         self.left: dict[int, int] = {}
         self.events: list[tuple[float, int]] = []
         self.age = 0
@@ -189,7 +189,7 @@ class ClockedMultiprocessor:
             self.wake(number, core.free_at)
         if any(core.warps for core in self.cores):
             raise ValueError("the model's warps wait for each other for ever")
-        self.result.drained = max(self.port, self.l2, self.dram)
+        self.result.drained = max(self.port, self.l2, self.updated, self.dram)
         return self.result
 
     def begin(self, block: int, traces: Sequence[Sequence[Issue]], at: float) -> None:
@@ -322,7 +322,7 @@ class ClockedMultiprocessor:
             leaves.popleft()
         interval = max(2.0, step.late / self.late) if cost is not IDLE else 2.0
         leave = max(now + self.leave, self.granted + self.grant_clocks, self.pipe - self.downstream)
-        leave = max(leave, leaves[-1] + interval if leaves else 0.0, self.port - self.pending_clocks, self.l2 - self.lead)
+        leave = max(leave, leaves[-1] + interval if leaves else 0.0, self.port - self.pending_clocks, max(self.l2, self.updated) - self.lead)
         self.granted = leave
         leaves.append(leave)
         read = leave - self.leave + step.release
@@ -330,9 +330,9 @@ class ClockedMultiprocessor:
         done = max(now + step.latency, self.pipe + step.latency - self.leave - step.bytes / 4)
         if cost.l2_bytes:
             self.port = max(self.port, self.pipe) + cost.l2_bytes / outside.port
-            self.l2 = max(self.l2, self.pipe) + cost.given / outside.rate(step)
+            given = self.given(step, cost, self.pipe)
             self.dram = max(self.dram, self.pipe) + cost.dram_bytes / outside.dram_bytes
-            arrives = max(self.port, self.l2 - self.lead, self.dram - self.lead)
+            arrives = max(self.port, given - self.lead, self.dram - self.lead)
             far = cost.dram_bytes / cost.l2_bytes
             latency = outside.l2_latency + far * (outside.dram_latency - outside.l2_latency)
             done = max(now + latency, arrives + latency - self.leave)
@@ -340,6 +340,15 @@ class ClockedMultiprocessor:
             behind = cost.l2_bytes > 0
             done = core.returned[behind] = max(core.returned[behind] + WARP * step.bytes / self.return_bytes, done)
         return done, read
+
+    def given(self, step: TraceStep, cost: Cost, begins: float) -> float:
+        """Returns the time at which the L2 has given or taken an access's bytes: what it adds waits for no loads, nor these for it."""
+        clocks = cost.given / self.outside.rate(step)
+        if step.updates:
+            self.updated = max(self.updated, begins) + clocks
+            return self.updated
+        self.l2 = max(self.l2, begins) + clocks
+        return self.l2
 
     def served(self, begins: float, wavefronts: float) -> float:
         """Returns the end of an access to shared memory or the L1; the factors of products go first."""
@@ -423,9 +432,9 @@ class ClockedMultiprocessor:
         begins = max(self.bulk, now)
         self.bulk = begins + (self.added_apart if step.updates else self.bulk_apart)
         self.port = max(self.port, begins) + cost.pipe * WAVEFRONT / self.bulk_rate
-        self.l2 = max(self.l2, begins) + cost.given / outside.rate(step)
+        given = self.given(step, cost, begins)
         self.dram = max(self.dram, begins) + cost.dram_bytes / outside.dram_bytes
-        arrives = max(self.port, self.l2 - self.lead, self.dram - self.lead)
+        arrives = max(self.port, given - self.lead, self.dram - self.lead)
         if not issue.signals:  # a store: its source is free when it was read
             self.written = self.served(max(self.written, begins + self.leave), cost.pipe)
             warp.copies = max(warp.copies, self.written)
