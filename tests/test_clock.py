@@ -80,6 +80,22 @@ extern "C" __global__ void copied(const float4* x, float4* y) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   y[i] = x[i];
 }
+extern "C" __global__ void swapped(int* y, int apart) {
+  int* to = y + blockIdx.x * apart;
+  int old = *to, before;
+  if (threadIdx.x == 0)
+    do {
+      before = old;
+      old = atomicCAS(to, before, __float_as_int(__int_as_float(before) + 1.f));
+    } while (old != before);
+}
+extern "C" __global__ void chosen(const float* x, float* y, int inside) {
+  __shared__ float s[64];
+  s[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  const float* from = inside ? s : x;
+  y[threadIdx.x] = from[threadIdx.x ^ 1];
+}
 """
 
 
@@ -364,6 +380,35 @@ def test_the_l2_updates_sectors_at_a_rate_of_its_own() -> None:
         traces = [[Issue(0, Cost(4.0, 2048.0))] * times for times in (20, 40)]
         few, many = (ClockedMultiprocessor(steps, rates, FAST, 1).run([[trace]]).drained for trace in traces)
         assert many - few == 20 * 2048 / rate, text
+
+
+def test_loads_do_not_wait_for_what_the_l2_adds() -> None:
+    rates = ChipRates.of(A6000)
+    code = code_of(("REDG.E.ADD.F32x4 [R2.64], R4", Control(1)), ("LDG.E R0, [R2.64]", Control(1, writes=0)))
+    run = ClockedMultiprocessor([step_of(each, rates) for each in code], rates, FAST, 1)
+    run.run([[[*[Issue(0, Cost(4.0, 2048.0))] * 4, Issue(1, Cost(1.0, 2048.0))]]])
+    assert run.updated > 4 * 2048 / FAST.atomic_bytes and run.l2 < run.updated
+
+
+def test_swaps_of_one_number_succeed_one_after_another() -> None:
+    y, blocks = np.zeros(1024, np.int32), 64
+    apart, shared = (Clock(launched("swapped", "80", blocks, 32, {"y": y, "apart": np.int32(each)}), A100) for each in (8, 0))
+    assert (apart.swaps, shared.swaps) == (0, 1)
+    more = (shared.time().seconds - apart.time().seconds) * shared.mhz * 1e6
+    assert abs(more / shared.outside.l2_latency - (blocks - 1)) < 0.1 * blocks
+
+
+@pytest.mark.parametrize("inside", [0, 1])
+def test_generic_loads_reach_shared_memory_too(inside: int) -> None:
+    args = {"x": np.ones(64, np.float32), "y": np.zeros(64, np.float32), "inside": np.int32(inside)}
+    launch = launched("chosen", "90", 1, 64, args)
+    code = launch.kernel.instructions
+    accesses = [event.access for event in launch.run((0, 0, 0)) if code[event.at].opcode == "LD"]
+    assert {each.space for each in accesses if each} == {("global", "shared")[inside]}
+
+
+def test_the_system_s_shared_memory_is_no_part_of_a_kernel_s() -> None:
+    assert [kernel("chosen", capability).shared_bytes for capability in ("80", "90")] == [256, 256]
 
 
 def test_a_barrier_waits_for_all_warps_of_the_block() -> None:

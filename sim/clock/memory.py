@@ -23,6 +23,8 @@ SPACES = {
     **dict.fromkeys(("LDL", "STL"), "local"),
 }
 """Opcodes of memory, and the memory that they reach."""
+GENERICS = ("LD", "ST")
+"""Opcodes whose addresses may be those of shared memory, too, which lie below all tensors."""
 STORES = ("STG", "ST", "STS", "STL", "STSM")
 ATOMICS = ("ATOM", "ATOMG", "ATOMS", "RED", "REDG")
 SIZES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32, "F32x2": 8, "F32x4": 16, "F16x4": 8, "BF16x4": 8}
@@ -279,21 +281,22 @@ class MemoryWork:
             return None
         if i.opcode in ("LDSM", "STSM"):
             return self.matrices(lanes, memory, addresses, active)
+        space = "shared" if i.opcode in GENERICS and (addresses[active] < FIRST_ADDRESS).all() else self.space
         if i.opcode in ATOMICS:
             self.atomic(lanes, memory, addresses, active)
         elif self.write:
             known = not guard_unknown and lanes.lacking(self.data, active) is None
             values = [lanes.register(each)[active] for each in self.data] if known else None
-            memory.touch(self.space, addresses, active, self.size, values, write=True)
+            memory.touch(space, addresses, active, self.size, values, write=True)
         else:
-            self.load(lanes, memory, addresses, active, guard_unknown)
-        return self.access(self.space, addresses, active)
+            self.load(lanes, memory, space, addresses, active, guard_unknown)
+        return self.access(space, addresses, active)
 
     def access(self, space: str, addresses: Array, active: Array, to: WarpAccess | None = None) -> WarpAccess:
         return WarpAccess(space, self.size, self.write, addresses.reshape(-1, WARP), active.reshape(-1, WARP), to)
 
-    def load(self, lanes: Lanes, memory: Memory, addresses: Array, active: Array, guard_unknown: bool) -> None:
-        loaded, known = memory.touch(self.space, addresses, active, self.size, None, write=False)
+    def load(self, lanes: Lanes, memory: Memory, space: str, addresses: Array, active: Array, guard_unknown: bool) -> None:
+        loaded, known = memory.touch(space, addresses, active, self.size, None, write=False)
         everyone = bool(active.all())
         for name, values in zip(self.results, loaded, strict=True):
             if guard_unknown or not known:

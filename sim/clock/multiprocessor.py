@@ -322,7 +322,9 @@ class ClockedMultiprocessor:
             leaves.popleft()
         interval = max(2.0, step.late / self.late) if cost is not IDLE else 2.0
         leave = max(now + self.leave, self.granted + self.grant_clocks, self.pipe - self.downstream)
-        leave = max(leave, leaves[-1] + interval if leaves else 0.0, self.port - self.pending_clocks, max(self.l2, self.updated) - self.lead)
+        leave = max(
+            leave, leaves[-1] + interval if leaves else 0.0, self.port - self.pending_clocks, max(self.l2, self.updated) - self.lead
+        )
         self.granted = leave
         leaves.append(leave)
         read = leave - self.leave + step.release
@@ -342,7 +344,7 @@ class ClockedMultiprocessor:
         return done, read
 
     def given(self, step: TraceStep, cost: Cost, begins: float) -> float:
-        """Returns the time at which the L2 has given or taken an access's bytes: what it adds waits for no loads, nor these for it."""
+        """Returns the time at which the L2 has given an access's bytes; what it adds waits for no loads, nor they for that."""
         clocks = cost.given / self.outside.rate(step)
         if step.updates:
             self.updated = max(self.updated, begins) + clocks

@@ -38,6 +38,26 @@ def counted(launch: CodeLaunch, blocks: Sequence[int]) -> tuple[np.ndarray, np.n
     return issued.reshape(-1, warps).sum(1), flops.reshape(-1, warps).sum(1), path
 
 
+def exchanges(launch: CodeLaunch, blocks: Sequence[int]) -> int:
+    """How many threads of each of some blocks swap a number that all of these swap (`atomicCAS`); 0 if they have none in common.
+
+    A loop around it, which comes again as nobody knows whether a swap succeeds, counts once.
+    """
+    code, warps = launch.kernel.instructions, launch.warps
+    if not any(i.opcode in ("ATOM", "ATOMG") and "CAS" in i.modifiers for i in code):
+        return 0
+    found: list[set[tuple[int, ...]]] = [set() for _ in blocks]
+    for event in launch.run(*(launch.index(block) for block in blocks)):
+        access = event.access
+        if access is None or access.space != "global" or "CAS" not in code[event.at].modifiers:
+            continue
+        for warp in event.warps:
+            lanes = np.flatnonzero(access.lanes[warp]).tolist()
+            found[warp // warps].update((int(access.addresses[warp][lane]), event.at, warp % warps, lane) for lane in lanes)
+    counts = [Counter(address for address, *_ in each) for each in found]
+    return max((min(each[address] for each in counts) for address in counts[0]), default=0)
+
+
 @dataclass(frozen=True)
 class Work:
     """The instructions of each block of a `period`, after which blocks repeat themselves, and the mean of a block's operations."""

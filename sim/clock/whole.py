@@ -19,7 +19,7 @@ from .rates import ChipRates
 from .recorded import Cut, RevolutionRecorder, Shortened
 from .steps import TraceStep, Unit, flops_of, of_halves, step_of
 from .traces import TURNS_BEFORE, WARM, Loop, Tracer, longest_loop, wave
-from .unequal import ALIKE, Work, counted
+from .unequal import ALIKE, Work, counted, exchanges
 
 LIMITS: Mapping[int, str] = {
     Unit.FMA: "FMA",
@@ -320,7 +320,21 @@ class Clock:
         busy = self.busy(full)
         # The window in which a multiprocessor may get more than its share is for once, not for each round.
         clocks = max(clocks, max(busy["L2"], busy["DRAM"]) * full.clocks * own / len(self.traces))
+        clocks = self.behind_swaps(clocks)
         return Time(self.seconds(clocks), self.mhz, residents, own / residents, self.flops(), busy, self.sampled)
+
+    def behind_swaps(self, clocks: float) -> float:
+        """Returns a launch's clocks with the swaps of a number that its blocks share: one at a time succeeds, a way to the L2 and
+        back behind the one before; the first one's way is in its block's own time."""
+        together, every = (
+            max(count * self.swaps - 1, 0) for count in (min(self.period, self.device.sm_count * self.residents), self.period)
+        )
+        return max(clocks + together * self.outside.l2_latency, every * self.outside.l2_latency)
+
+    @cached_property
+    def swaps(self) -> int:
+        """How often a block swaps a number that all blocks of a period swap."""
+        return exchanges(self.launch, sorted({0, self.period // 2, self.period - 1})) if self.period > 1 else 0
 
     def seconds(self, clocks: float) -> float:
         return (clocks + self.rates["launch.start"]) / (self.mhz * 1e6) + self.rates["launch.between"] * 1e-6
@@ -333,7 +347,7 @@ class Clock:
         full, each = longest.sample(count), (longest.following, short.following)
         clocks, mean = work.busiest(each, self.blocks, places)
         busy = {name: share * full.clocks / each[0] * mean / clocks for name, share in longest.busy(full).items()}
-        clocks += max(full.clocks - each[0], 0.0)
+        clocks = self.behind_swaps(clocks + max(full.clocks - each[0], 0.0))
         rounds = self.blocks / places
         return Time(self.seconds(clocks), self.mhz, count, rounds, work.flops * self.blocks, busy, longest.sampled)
 
