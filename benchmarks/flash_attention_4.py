@@ -1,4 +1,4 @@
-"""FlashAttention-4's Hopper kernels on the PTX machine:  python benchmarks/flash_attention_4.py [--seed N] [WORD ...]
+"""FlashAttention-4's Hopper kernels on the PTX machine:  python benchmarks/flash_attention_4.py [--seed N | --time N] [WORD ...]
 
 Needs no GPU, but an environment of its own (PyTorch's CPU build will do):
 
@@ -7,6 +7,9 @@ Needs no GPU, but an environment of its own (PyTorch's CPU build will do):
 `flash_attn_func` and its gradients are called as on a GPU. For each case: the error of O, dQ, dK and dV against float64, as a part
 of twice the plain computation's in the same half type; the error of LSE; processor time; findings. WORDs narrow the cases; --seed
 runs warps in random order. The exit status is 1 for an error beyond those.
+
+--time N runs none of them: the clock (docs/clock.md) times the launches of a forward and of gradients of 32 heads and N queries and
+keys, on an H200 whose L2 was emptied, one call at a time. It needs ptxas, and '.[clock]'.
 """
 
 from __future__ import annotations
@@ -14,12 +17,23 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
-from flash_attn.cute import flash_attn_func
+from flash_attn.cute import flash_attn_func, interface
 
+from cupyflash import Device
+from cupyflash.sim import ptx
+from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
+from cupyflash.sim.clock.loaded import of_ptx
+from cupyflash.sim.clock.memory import APART, FIRST_ADDRESS
+from cupyflash.sim.clock.whole import Clock
 from cupyflash.sim.cute import simulated_cute
+from cupyflash.sim.ptx.parameters import BoundArguments, BoundTensor, parameter_offsets
+from cupyflash.sim.replaced import replaced
 
 N, HEADS = 200, 2
 LSE_ERROR = 1e-5
@@ -32,6 +46,9 @@ CASES = [
     for order in ((), ("deterministic",))
 ]
 CASES.append(["bfloat16", "128", "causal", "grouped"])
+TIMED_HEADS, ALONE = 32, 0.01
+"""Heads of the calls that are timed, and the seconds for which one of them has the device to itself."""
+TIMED = [["bfloat16", "128", mask, way] for mask in ("full", "causal") for way in ("forward", "backward")]
 
 
 def drawn(case: list[str]) -> list[torch.Tensor]:
@@ -88,11 +105,65 @@ def tried(case: list[str], seed: int | None) -> bool:
     return right
 
 
+def clocks_of(case: Sequence[str], n: int, device: Device) -> list[Clock]:
+    """Returns the clocks of a call's launches, none of which is run; arrays hold zeros."""
+    found: list[Clock] = []
+
+    def launch(module: ptx.Module, name: str, grid: Any, block: Any, given: ptx.RawArguments, **how: Any) -> Any:
+        data, tensors = bytearray(given.data), []
+        words = np.frombuffer(given.data, np.int64, len(data) // 8).copy()
+        for each in given.allocations:
+            inside = (words >= each.address) & (words < each.address + max(each.memory.size, 1))
+            if inside.any():
+                words[inside] += FIRST_ADDRESS + len(tensors) * APART - each.address
+                zeros = np.zeros(each.memory.nbytes, np.uint8)
+                tensors.append(BoundTensor(each.name, each.name, zeros, each.name, len(data) + 8 * len(tensors)))
+        data[: words.nbytes] = words.tobytes()
+        offsets, _ = parameter_offsets(module.code(name).params)
+        bound = BoundArguments(data + bytes(8 * len(tensors)), offsets, tensors)
+        kernel, cluster = CubinKernel.of(of_ptx(module.text, device).cubin, name), how["cluster"] or (1, 1, 1)
+        found.append(Clock(CodeLaunch(kernel, grid, block, bound, how["shared_bytes"], cluster=cluster), device, cold=True))
+        return SimpleNamespace(findings=(), notes=(), suppressed=(), unmatched=())
+
+    q, k, v, dout, out = (torch.zeros(1, n, TIMED_HEADS, int(case[1]), dtype=getattr(torch, case[0])) for _ in range(5))
+    causal = "causal" in case
+    with simulated_cute(device, findings="keep"), replaced([(ptx.Module, "launch", launch)]):
+        if "forward" in case:
+            flash_attn_func(q, k, v, causal=causal)
+        else:
+            lse = torch.zeros(1, TIMED_HEADS, n)
+            interface._flash_attn_bwd(q, k, v, out, dout, lse, causal=causal)
+    return found
+
+
+def timed(words: set[str], n: int) -> None:
+    """Prints the predicted times of the calls that words choose."""
+    device = Device.named("H200")
+    for case in TIMED:
+        if not words <= set(case):
+            continue
+        clocks = clocks_of(case, n, device)
+        for clock in clocks:
+            clock.series = ALONE
+        times = [clock.time() for clock in clocks]
+        seconds = sum(each.seconds for each in times)
+        flops = 4 * n * n * int(case[1]) * TIMED_HEADS * (1 if "forward" in case else 2.5) / (2 if "causal" in case else 1)
+        longest = max(times, key=lambda each: each.seconds)
+        print(
+            f"{' '.join(case):44} N {n:,}: {seconds * 1e6:9,.1f} us, {flops / seconds / 1e12:4.0f} TFLOP/s; {longest.binds} binds",
+            flush=True,
+        )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="WORD")
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--time", type=int, metavar="N", help="time calls of N queries and keys by the clock, and run none")
     given = parser.parse_args()
+    if given.time:
+        timed(set(given.words), given.time)
+        return 0
     right = [tried(case, given.seed) for case in CASES if set(given.words) <= set(case)]
     return int(not all(right))
 
