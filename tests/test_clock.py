@@ -28,6 +28,7 @@ from cupyflash.sim.clock.rates import ChipRates
 from cupyflash.sim.clock.sass import Control, Instruction
 from cupyflash.sim.clock.steps import step_of
 from cupyflash.sim.clock.traces import Loop, longest_loop
+from cupyflash.sim.clock.unequal import longer
 from cupyflash.sim.clock.waits import NAMED, Key
 from cupyflash.sim.clock.whole import Clock
 from cupyflash.sim.ptx import Module
@@ -396,6 +397,13 @@ def test_swaps_of_one_number_succeed_one_after_another() -> None:
     assert (apart.swaps, shared.swaps) == (0, 1)
     more = (shared.time().seconds - apart.time().seconds) * shared.mhz * 1e6
     assert abs(more / shared.outside.l2_latency - (blocks - 1)) < 0.1 * blocks
+
+
+def test_of_blocks_that_run_at_once_the_longer_is_found() -> None:
+    rows = np.arange(4, dtype=np.int32) ** 2 * 64  # of 64, 192 and 320
+    args = {"rows": rows, "x": np.ones(84, np.float32), "y": np.zeros(12 * 576, np.float32), "n": np.int32(3), "d": np.int32(12)}
+    launch = launched("gathered", "80", 3, 48, args)
+    assert longer(launch, (0, 2)) == 2 and longer(launch, (2, 0)) == 2 and longer(launch, (1, 1)) == 1
 
 
 @pytest.mark.parametrize("inside", [0, 1])

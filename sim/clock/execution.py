@@ -116,6 +116,7 @@ class CodeLaunch:
         self.tensors = [Space(tensor.name, tensor.array) for tensor in arguments.tensors]
         self.banks: Mapping[int, bytes] = {0: self.constants(arguments), 2: kernel.jump_tables}
         self.traffic = {space.name: TensorBytes() for space in self.tensors}
+        self.counters: dict[int, int] = {}
         self.address = {each.address: k for k, each in enumerate(kernel.instructions)}
         self.works: list[Decoded | None] = [None] * len(kernel.instructions)
 
@@ -230,7 +231,8 @@ class Blocks:
         self.alive = number < prod(launch.block)
         shared = SHARED_AT[launch.kernel.capability[0]] + launch.shared_bytes
         self.memory = Memory(launch.tensors, len(blocks), threads, shared, launch.kernel.local_bytes)
-        self.memory.traffic = launch.traffic
+        self.memory.traffic, self.memory.counters = launch.traffic, launch.counters
+        self.memory.rewind()  # a run before this one took tickets of a queue
         self.votes = self.unsure = self.lanes.no  # of barriers that reduce: each thread's last
         self.stayed: dict[int, Array] = {}  # by the address of an exit whose condition is unknown, the lanes that went on
         if launch.together and len(blocks) < prod(launch.grid):

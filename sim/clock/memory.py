@@ -123,6 +123,8 @@ class Memory:
         """Numbers of the blocks that run, where others of a grid of `grid` blocks take tickets in turns with them, by atomics."""
         self.grid = 0
         self.traffic = {space.name: TensorBytes() for space in tensors}
+        self.counters: dict[int, int] = {}
+        """Whole numbers in global memory that atomics add to: their addresses, and what they were before."""
         self.strides = {"shared": -(-shared_bytes // 16) * 16, "local": max(-(-local_bytes // 16) * 16, 16)}
         number = np.arange(threads, dtype=np.int64)
         self.own = {
@@ -130,6 +132,12 @@ class Memory:
             "local": Space("local", np.zeros(self.strides["local"] * threads, np.uint8)),
         }
         self.begins = {"shared": number // (threads // blocks) * self.strides["shared"], "local": number * self.strides["local"]}
+
+    def rewind(self) -> None:
+        """Gives counters the numbers that they had."""
+        for address, value in self.counters.items():
+            number, offset = divmod(address - FIRST_ADDRESS, APART)
+            self.tensors[number].store(np.array([offset]), 4, [np.array([value], np.uint32)])
 
     def touch(
         self, space: str, addresses: Array, active: Array, size: int, data: Sequence[Array] | None, write: bool
@@ -318,6 +326,9 @@ class MemoryWork:
         simple = simple and bool(self.data) and lanes.lacking(self.data, active) is None
         data = None
         before = np.zeros(lanes.threads, np.uint32)
+        if simple and self.space == "global":
+            for where, value in zip(addresses[active].tolist(), loaded[0].tolist(), strict=True):
+                memory.counters.setdefault(where, value)
         ticket = simple and bool(memory.numbers) and self.space == "global" and len(np.unique(addresses[active])) == 1
         if ticket and (lanes.register(self.data[0])[active] == 1).all():
             taken = int(loaded[0][0]) + np.arange(len(loaded[0]))

@@ -15,6 +15,8 @@ from .steps import flops_of
 
 SAMPLED, ALIKE = 17, 1.02
 """Blocks whose work is counted, and how much more one may have than another that has as much."""
+FOLLOWED = 20_000
+"""Groups of a run's instructions by which blocks that run all at once are compared: one of more takes work in turns."""
 SHARE = 0.25
 """The work of the short blocks that are run beside the longest ones, at least, as a share of theirs."""
 
@@ -36,6 +38,17 @@ def counted(launch: CodeLaunch, blocks: Sequence[int]) -> tuple[np.ndarray, np.n
         for which, count in counts.items():
             found[list(which)] += count
     return issued.reshape(-1, warps).sum(1), flops.reshape(-1, warps).sum(1), path
+
+
+def longer(launch: CodeLaunch, blocks: Sequence[int]) -> int:
+    """Returns the block of some that issues more than the others, the first one if they are alike or take long."""
+    issued, warps = np.zeros(len(blocks)), launch.warps
+    for count, event in enumerate(launch.run(*(launch.index(block) for block in blocks))):
+        if count > FOLLOWED:
+            return blocks[0]
+        for warp in event.warps:
+            issued[warp // warps] += 1
+    return blocks[int(issued.argmax())] if issued.max() > ALIKE * issued.min() else blocks[0]
 
 
 def exchanges(launch: CodeLaunch, blocks: Sequence[int]) -> int:

@@ -19,7 +19,7 @@ from .rates import ChipRates
 from .recorded import Cut, RevolutionRecorder, Shortened
 from .steps import TraceStep, Unit, flops_of, of_halves, step_of
 from .traces import TURNS_BEFORE, WARM, Loop, Tracer, longest_loop, wave
-from .unequal import ALIKE, Work, counted, exchanges
+from .unequal import ALIKE, Work, counted, exchanges, longer
 
 LIMITS: Mapping[int, str] = {
     Unit.FMA: "FMA",
@@ -222,13 +222,22 @@ class Clock:
         return dict.fromkeys(range(len(code)), 0.0) | missing, news
 
     @cached_property
+    def stands(self) -> int:
+        """The block that stands for all where all run at once: the longer of the first and the last, or one in the middle where they
+        take work from a queue, longest first: it has a mean block's."""
+        if not self.launch.together or self.blocks < 2:
+            return 0
+        found = longer(self.launch, (0, self.blocks - 1)) if prod(self.launch.cluster) == 1 else 0
+        if found == 0 and any(each.opcode == "ATOMG" for each in self.launch.kernel.instructions):
+            return min(self.blocks, self.device.sm_count) // 2
+        return found
+
+    @cached_property
     def shortened(self) -> list[Shortened]:
         """The recordings of the blocks that the first multiprocessor has at once, without their rings' middle."""
         size = prod(self.launch.cluster)
         count, apart = min(self.blocks, self.device.sm_count * self.residents), self.device.sm_count // size * size
-        # Where blocks take what they do from a queue, longest first, one in the middle has a mean block's.
-        tickets = self.launch.together and any(each.opcode == "ATOMG" for each in self.launch.kernel.instructions)
-        begin = (self.begin or (min(count, apart) // 2 if tickets else 0)) // size * size
+        begin = (self.begin or self.stands) // size * size
         firsts = (begin + k * (self.step // size * size) for k in range(-(-count // apart)))
         blocks = [self.launch.index((first + rank) % self.blocks) for first in firsts for rank in range(size)]
         return RevolutionRecorder(self.tracer, size).shortened(blocks)
