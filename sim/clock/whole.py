@@ -223,8 +223,8 @@ class Clock:
 
     @cached_property
     def stands(self) -> int:
-        """The block that stands for all where all run at once: the longer of the first and the last, or one in the middle where they
-        take work from a queue, longest first: it has a mean block's."""
+        """The block that stands for all where all run at once: the longer of the first and the last, or one in the middle where
+        they take work from a queue, longest first: it has a mean block's."""
         if not self.launch.together or self.blocks < 2:
             return 0
         found = longer(self.launch, (0, self.blocks - 1)) if prod(self.launch.cluster) == 1 else 0
