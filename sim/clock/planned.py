@@ -46,13 +46,16 @@ def loaded_clocks(
     values = argument_values(schedule, contents(schedule, given))
     fields = {name: machine_value(value) for name, value in flat(values).items()}
     dram: Mapping[str, float] | None = None
+    queued = False
     for walk, kernel in zip(schedule.walks(), schedule.kernels(), strict=True):
         if not kernel.grid:
             continue
         period = period_of(walk, kernel, schedule)
         loaded = launched(kernel, schedule, fields)
-        yield Clock(loaded.launch, schedule.device, mhz, period=period, dram=dram), loaded
-        if isinstance(walk, Totals):  # it makes what the next one reads: the queue of its blocks
+        clock = Clock(loaded.launch, schedule.device, mhz, period=period, dram=dram)
+        clock.queued, queued = queued, isinstance(walk, Totals)
+        yield clock, loaded
+        if queued:  # it makes what the next one reads: the queue of its blocks
             with suppress(l2.TooLong):  # then the share is that of the blocks that the chip has first
                 dram = dram_shares(schedule)
             again = launched(kernel, schedule, fields).launch

@@ -52,7 +52,7 @@ def longer(launch: CodeLaunch, blocks: Sequence[int]) -> int:
 
 
 def exchanges(launch: CodeLaunch, blocks: Sequence[int]) -> int:
-    """How many threads of each of some blocks swap a number that all of these swap (`atomicCAS`); 0 if they have none in common.
+    """Counts the threads of each of some blocks that swap a number which all of these swap (`atomicCAS`); 0 if they share none.
 
     A loop around it, which comes again as nobody knows whether a swap succeeds, counts once.
     """

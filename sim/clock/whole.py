@@ -89,13 +89,15 @@ class Clock:
     launch's bytes that come from DRAM, where it is known; else it is that of the blocks that the chip has first.
 
     Attributes to set: `series`, the seconds for which such launches follow each other without a pause (in the first milliseconds
-    power lowers the rate less), `locked`, True if the rate is held at `mhz`, whatever the power, and `warm`, the bytes of its
-    arrays that a cold launch finds in the L2 nevertheless.
+    power lowers the rate less), `locked`, True if the rate is held at `mhz`, whatever the power, `warm`, the bytes of its
+    arrays that a cold launch finds in the L2 nevertheless, and `queued`, whether blocks take their work from a queue, by default if
+    the code has atomics that return something.
     """
 
     series: float = inf
     locked: bool = False
     warm: float = 0.0
+    queued: bool | None = None
 
     def __init__(
         self,
@@ -227,10 +229,9 @@ class Clock:
         they take work from a queue, longest first: it has a mean block's."""
         if not self.launch.together or self.blocks < 2:
             return 0
-        found = longer(self.launch, (0, self.blocks - 1)) if prod(self.launch.cluster) == 1 else 0
-        if found == 0 and any(each.opcode == "ATOMG" for each in self.launch.kernel.instructions):
+        if any(each.opcode == "ATOMG" for each in self.launch.kernel.instructions) if self.queued is None else self.queued:
             return min(self.blocks, self.device.sm_count) // 2
-        return found
+        return longer(self.launch, (0, self.blocks - 1)) if prod(self.launch.cluster) == 1 else 0
 
     @cached_property
     def shortened(self) -> list[Shortened]:
@@ -342,7 +343,7 @@ class Clock:
 
     @cached_property
     def swaps(self) -> int:
-        """How often a block swaps a number that all blocks of a period swap."""
+        """The threads of a block that swap a number which all blocks of a period swap."""
         return exchanges(self.launch, sorted({0, self.period // 2, self.period - 1})) if self.period > 1 else 0
 
     def seconds(self, clocks: float) -> float:
