@@ -196,13 +196,12 @@ def main(
     what: Pass,
     argv: Sequence[str] | None,
     extras: Callable[[bool], Extras] = lambda simulated: {},
-    simulated: Callable[[], Machine] = Simulated,
 ) -> int:
     """Measures and writes. Exit status 1 where one of ours is wrong or fails."""
     given = parsed(doc, argv)
     budget = Budget(given.budget)
     dry, effort = given.dry_run, DRY if given.dry_run else QUICK if given.quick else FULL
-    with simulated() if dry else Gpu() as machine:
+    with Simulated() if dry else Gpu() as machine:
         if dry:
             cases: Sequence[Case] = [what.tiny or TINY]
         else:

@@ -253,11 +253,11 @@ STREAMED = 64  # steps of a stream of loads: so many places of 32 lanes fit into
 STREAMS = tuple(loads(bits, merged) for bits, merged in ((32, False), (64, False), (128, False), (64, True), (128, True)))
 
 
-def mma(name: str, shape: str, accumulators: int, a: int, b: int, kind: str = "r") -> Step:
+def mma(name: str, shape: str, accumulators: int, a: int, b: int) -> Step:
     """mma.sync with its sums in X, A and B in G."""
     x, g = [f"X{i}" for i in range(accumulators)], [f"G{i}" for i in range(a + b)]
     ptx = f"mma.sync.aligned.{shape} {{{', '.join(x)}}}, {{{', '.join(g[:a])}}}, {{{', '.join(g[a:])}}}, {{{', '.join(x)}}};"
-    return Step(name, ptx, ("MMA",), kind * accumulators, kind * (a + b), 0, threads=512)
+    return Step(name, ptx, ("MMA",), "r" * accumulators, "r" * (a + b), 0, threads=512)
 
 
 TENSOR = (

@@ -281,9 +281,9 @@ def search_reads(packed: Packed | None, axis: str, times: int = 1) -> tuple[Move
     return tuple(Move(Tensor(name, "search", number, WORD), BEGIN, times=times) for name, number in bounds.items())
 
 
-def whole(name: str, elements: int, itemsize: int, *, write: bool = False, tile: str | None = None) -> Move:
+def whole(name: str, elements: int, itemsize: int, *, write: bool = False) -> Move:
     """A move of `elements` in all, wherever they are."""
-    return Move(Tensor(name, "whole", elements, itemsize), BEGIN, write, tile)
+    return Move(Tensor(name, "whole", elements, itemsize), BEGIN, write)
 
 
 def functions(problem: Problem) -> tuple[score.Form, ...]:

@@ -51,7 +51,6 @@ def run_program(
     *,
     device: Device,
     settings: Settings | None = None,
-    cwd: Path | None = None,
     runtime: type[Runtime] = Runtime,
 ) -> ProgramResult:
     """Runs a program that loads the CUDA runtime library, with the simulated device and its `runtime` in its place.
@@ -66,9 +65,7 @@ def run_program(
     environment = os.environ | {"CUPYFLASH_RUN": f"{theirs.fileno()},{memory}"}
     environment["LD_LIBRARY_PATH"] = ":".join(filter(None, (str(library.folder), os.environ.get("LD_LIBRARY_PATH"))))
     with ours, theirs:
-        process = subprocess.Popen(
-            [str(program.resolve()), *arguments], env=environment, pass_fds=(theirs.fileno(), memory), cwd=cwd
-        )
+        process = subprocess.Popen([str(program.resolve()), *arguments], env=environment, pass_fds=(theirs.fileno(), memory))
         theirs.close()
         cut, short = False, ""
         try:
