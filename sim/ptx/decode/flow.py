@@ -18,6 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ..order.shadow import is_strong
 from ..text.syntax import SINK, Imm, PtxError, PtxInstruction, PtxProgram, Reg
 from .registry import Arg, Branch, Exit, FunctionCall, Multiply, MultiplyWait, Plan, Return
 
@@ -235,8 +236,8 @@ def spins(flow: ControlFlow) -> frozenset[PtxInstruction]:
 
 
 def looks(flow: ControlFlow) -> frozenset[int]:
-    """Returns the branches back to loops that only look at memory: what they look for, others must do."""
-    waiting, found = spins(flow), set[int]()
+    """Returns the branches back to loops that only look at memory, by strong loads: what they look for, others must do."""
+    waiting, found = set(filter(is_strong, spins(flow))), set[int]()
     for _, last, plans, _ in stretches(flow):
         loads = {plan.instruction for plan in plans} & waiting
         others = [plan for plan in plans if plan.instruction not in loads and plan.instruction.opcode not in ORDERING]
