@@ -7,7 +7,9 @@
 // always the same; none waits for one that begins later.
 //
 // Of WIDE heads registers hold dK and dV of 64 keys by halves of their columns: two warpgroups have the same keys, both make S^T and
-// dP^T, and each has half of the columns of dV, dK and dQ. dQ is then added from registers: shared memory has no room for it.
+// dP^T, and each has half of the columns of dV, dK and dQ. dQ is then added from registers: shared memory has no room for it. Of these heads two
+// thread blocks may be a cluster (PAIRED): the keys of both take half of the additions. Q and dO come to both at once, dS goes from
+// each to the other, and each makes half of the columns of dQ over the keys of both, in the turn in which dS is made: dS has one room.
 //
 // The kernels before and behind are FlashAttention-2's (fa2_backward_rows.cuh).
 //
@@ -15,7 +17,7 @@
 //   ELEMENT     __half or __nv_bfloat16               HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block     STAGES     slots of the rings of Q and of dO
 //   CONSUMERS   warpgroups                            CONSUMER_REGISTERS, PRODUCER_REGISTERS  of a thread, once the roles are known
-//   PING_PONG   whether warpgroups issue their products in turns
+//   PING_PONG   whether warpgroups issue their products in turns        CLUSTER    thread blocks of a cluster
 //   ORDERED     whether dQ is summed in one order
 //   CAUSAL, WINDOW, PADDED, BIAS  0 or 1: mask.cuh     COPY_BYTES, SINKS  fa2_backward_rows.cuh
 //   MASK, TILES, SCORE  mask_function.cuh, block_mask.cuh, score.cuh      DBIAS      whether the gradient of the bias is summed, by atomics
@@ -24,6 +26,7 @@
 #define SUB BR
 #define WITH_DQ 1
 #include "block_mask.cuh"
+#include "cluster.cuh"
 #include "dropout.cuh"
 #include "fa2_backward_rows.cuh"
 #include "mask.cuh"
@@ -35,6 +38,7 @@
 
 constexpr int WARPS = 4 * CONSUMERS, THREADS = WARPGROUP * (1 + CONSUMERS);
 constexpr bool WIDE = BC < 64 * CONSUMERS;
+constexpr bool PAIRED = CLUSTER > 1;
 constexpr int OWN_KEYS = WIDE ? 0 : 64;  // from a warpgroup's first key to the next one's
 constexpr int K_SLABS = slabs(HEAD_DIM), V_SLABS = slabs(VALUE_DIM), Q_SLABS = slabs(BR);  // Q's: of the columns of dS^T
 constexpr int K_BYTES = BC * SLAB_ROW * K_SLABS, V_BYTES = BC * SLAB_ROW * V_SLABS;
@@ -44,11 +48,12 @@ constexpr int BOTH = 1, OWN = 2, TURN = OWN + CONSUMERS;  // named barriers: of 
 // dQ_i is BR x d: a warpgroup makes 64 rows or, where there are no more, 64 columns of it.
 constexpr bool BY_ROWS = BR > 64;
 constexpr bool NUMBERED = VARLEN && (DROPOUT || MASK);  // whether a packed sequence's number matters
+static_assert(CLUSTER == 1 || (CLUSTER == 2 && WIDE && K_SLABS > 1 && !PING_PONG && !VARLEN && !SKIPS), "what a pair of thread blocks does");
 static_assert(!(SKIPS && ORDERED), "a thread block waits for all those of its head before it");
 static_assert(STAGES == 2, "dS of a turn and of the one before, by their slots");
 static_assert(BR == 64 * (BY_ROWS ? CONSUMERS : 1) && (WIDE || K_SLABS <= (BY_ROWS ? 1 : CONSUMERS)), "a part of dQ a warpgroup");
 // Whether dP^T is begun behind P^T: what makes that of scaled scores takes registers.
-constexpr bool LATE = D_PAD + DV_PAD > (SCALED ? 128 : 384);
+constexpr bool LATE = !PAIRED && D_PAD + DV_PAD > (SCALED ? 128 : 384);
 
 // The columns of a tile of DIM that a warpgroup has, in its accumulators one behind the other: ENTIRE of whole slabs and, of a slab that two
 // share, HALF. That is ALL columns, unless each has ONE_SLAB, or heads are WIDE; or one piece of those, of a slab or the half of one.
@@ -69,9 +74,24 @@ template <int DIM, int PIECE = ALL> struct Columns {
     return 16 * n < ENTIRE ? n + (group * NEXT + FIRST) * 4 : n - ENTIRE / 16 + OWN_SLABS * 4 + group * 2;
   }
 };
+// A QUARTER of them, of a row of slabs or of halves of slabs; of three slabs the last quarter is computed from the third one, and is none.
+constexpr int QUARTER = -3;
+template <int DIM> struct Columns<DIM, QUARTER> {
+  static constexpr int SLABS = slabs(DIM), PARTS = SLABS > 2 ? 1 : 2;  // of a slab
+  static constexpr int FIRST = 0, PIECES = 1, ENTIRE = PARTS == 1 ? 64 : 0, HALF = 32 * (PARTS - 1), COUNT = ENTIRE + HALF;
+  static constexpr bool LAST = true;
+  typedef float Accumulators[COUNT / 8][4];
+
+  static __device__ __forceinline__ int entire(int quarter, int rows) { return min(quarter, SLABS - 1) * rows * SLAB_ROW; }
+  static __device__ __forceinline__ int half(int quarter, int rows) { return quarter / 2 * rows * SLAB_ROW + quarter % 2 * (SLAB_ROW / 2); }
+  static __device__ __forceinline__ int tile(int quarter, int n) { return quarter * (COUNT / 16) + n; }
+};
+constexpr int PEER_SLABS = PAIRED ? (K_SLABS > 2 ? 2 : 1) : 0;  // that have the columns of dQ of a thread block of a pair
+constexpr int PEER_BYTES = PEER_SLABS * BC * SLAB_ROW;
+
 typedef Columns<HEAD_DIM> KeyColumns;
 typedef Columns<VALUE_DIM> ValueColumns;
-typedef Columns<HEAD_DIM, WIDE ? 0 : BY_ROWS ? ALL : ONE_SLAB> QueryColumns;  // of dQ, or of its first piece
+typedef Columns<HEAD_DIM, PAIRED ? QUARTER : WIDE ? 0 : BY_ROWS ? ALL : ONE_SLAB> QueryColumns;  // of dQ, or of its first piece
 typedef Columns<HEAD_DIM, 1> LastColumns;                                    // of its second one, if there is one
 
 // Calls product(its accumulators, B's first columns) for the whole slabs and for the half of one; B is a tile of so many ROWS.
@@ -85,25 +105,27 @@ __device__ __forceinline__ void each_product(typename Own::Accumulators& C, unsi
 
 // Shared memory: addresses
 struct Shared {
-  unsigned K, V, Q, dO, dS, dQ;  // (BC x d), (BC x d_v), later dK, dV; STAGES x (BR x d), x (BR x d_v); 2 x (BC x BR); (BR x d) of float32
+  unsigned K, V, Q, dO, dS, dQ, K_peer;  // (BC x d), (BC x d_v), later dK, dV; STAGES x (BR x d), x (BR x d_v); 2 x (BC x BR); (BR x d) of float32; the other one's keys, this one's columns
   unsigned offsets, origins, D, large;  // of the rows of each slot: what exponents are relative to (weight.cuh), D; whether an origin is not 0
   unsigned kept;  // what a mask says of the row blocks of each query head (block_mask.cuh)
   unsigned work, came, KV_full, Q_full, Q_empty, dO_full, dO_empty, dS_full, dS_empty, dQ_full, dQ_empty;
+  unsigned dS_came, K_came;  // from the other thread block of a pair, in the room of what has one barrier then
 
   __device__ __forceinline__ explicit Shared(unsigned base) {
     K = base, V = K + K_BYTES, Q = V + V_BYTES, dO = Q + STAGES * Q_BYTES, dS = dO + STAGES * dO_BYTES, dQ = dS + 2 * dS_BYTES;
-    offsets = dQ + dQ_BYTES, origins = offsets + STAGES * BR * 4, D = origins + STAGES * BR * 4;
+    K_peer = dQ + dQ_BYTES, offsets = K_peer + PEER_BYTES, origins = offsets + STAGES * BR * 4, D = origins + STAGES * BR * 4;
     came = D + STAGES * BR * 4, KV_full = came + 8, dQ_full = came + 16, dQ_empty = came + 24;
     work = came + 32, Q_full = work + 48, Q_empty = Q_full + 8 * STAGES, dO_full = Q_empty + 8 * STAGES, dO_empty = dO_full + 8 * STAGES;
     dS_full = dO_empty + 8 * STAGES, dS_empty = dS_full + 16, large = dS_empty + 16;
-    kept = large + 4 * STAGES;
+    kept = large + 4 * STAGES, dS_came = dS_full + 8, K_came = dS_empty + 8;
   }
   __device__ __forceinline__ void init_barriers() const {
     init_barrier(came, 1), init_barrier(KV_full, 1), init_barrier(dQ_full, WARPS), init_barrier(dQ_empty, 1);
     for (int slot = 0; slot < STAGES; slot++) {
-      init_barrier(Q_full + 8 * slot, 2), init_barrier(Q_empty + 8 * slot, WARPS);
-      init_barrier(dO_full + 8 * slot, 2), init_barrier(dO_empty + 8 * slot, WARPS);
-      init_barrier(dS_full + 8 * slot, WARPS), init_barrier(dS_empty + 8 * slot, WARPS);
+      init_barrier(Q_full + 8 * slot, 2), init_barrier(Q_empty + 8 * slot, CLUSTER * WARPS);
+      init_barrier(dO_full + 8 * slot, 2), init_barrier(dO_empty + 8 * slot, CLUSTER * WARPS);
+      const bool of_peer = PAIRED && slot > 0;
+      init_barrier(dS_full + 8 * slot, of_peer ? 1 : WARPS), init_barrier(dS_empty + 8 * slot, of_peer ? 1 : CLUSTER * WARPS);
     }
     publish_barriers();
   }
@@ -131,15 +153,16 @@ struct Work {
   __device__ __forceinline__ long long row_of(const Params& p, int h, int i) const { return plane(p, h) * p.total_q + row(i); }
 };
 
-// Whose turn it is to add to dQ of a row block, at its first row: how many thread blocks have, or of wide heads their warps. Of the first one of a key head the
-// upper half counts the thread blocks that have begun.
-constexpr int BEGUN = 1 << 16, ADDERS = WIDE ? WARPS : 1;
+// Whose turn it is to add to dQ of a row block, at its first row: how many thread blocks or pairs have, or of wide heads their warps. Of the first one of a key head the
+// upper half counts those that have begun.
+constexpr int BEGUN = 1 << 16, ADDERS = WIDE ? CLUSTER * WARPS : 1;
 
-// The Q blocks that see a K/V block
+// The Q blocks that see a K/V block, or one of those of a pair
 __device__ __forceinline__ void find_rows(const Params& p, Work& w, int Nk) {
-  const int Nq = w.rows(p), cols = min(BC, w.keys - w.j * BC), diagonal = Nk - Nq;
-  const int first_row = CAUSAL || WINDOW ? max(0, w.j * BC - diagonal - (WINDOW ? p.right : 0)) : 0;
-  const int last_row = WINDOW ? min(Nq - 1ll, w.j * BC + cols - 1ll - diagonal + p.left) : Nq - 1;
+  const int first_key = w.j / CLUSTER * CLUSTER * BC;  // of all that have the same rows
+  const int Nq = w.rows(p), cols = min(CLUSTER * BC, w.keys - first_key), diagonal = Nk - Nq;
+  const int first_row = CAUSAL || WINDOW ? max(0, first_key - diagonal - (WINDOW ? p.right : 0)) : 0;
+  const int last_row = WINDOW ? min(Nq - 1ll, first_key + cols - 1ll - diagonal + p.left) : Nq - 1;
   w.first = first_row / BR, w.end = cols > 0 && first_row <= last_row ? last_row / BR + 1 : w.first;
 }
 
@@ -168,11 +191,11 @@ __device__ __forceinline__ int kept_at(const Shared& s, const Work& w, int h, in
 
 // The first warp finds the work, and each role reads it for itself: kept for all of them, it would take registers of all.
 __device__ __forceinline__ Work find_work(const Params& p, unsigned* kept) {
-  const int kv_heads = p.heads / p.group, blocks = VARLEN ? gridDim.x / kv_heads : (p.Nk + BC - 1) / BC;  // of a key head
+  const int kv_heads = p.heads / p.group, blocks = VARLEN ? gridDim.x / kv_heads : (p.Nk + CLUSTER * BC - 1) / (CLUSTER * BC);  // or clusters, of a key head
   // Thread blocks of `alternate` key heads alternate.
-  const int first_pair = blockIdx.x / blocks / p.alternate * p.alternate, index = blockIdx.x - first_pair * blocks;
-  const int beside = min(p.alternate, static_cast<int>(gridDim.x) / blocks - first_pair), pair = first_pair + index % beside;
-  Work w = {pair / kv_heads, pair % kv_heads, index / beside, p.Nk, 0, 0, 0, 0, 0, pair / kv_heads, 0};
+  const int first_pair = blockIdx.x / CLUSTER / blocks / p.alternate * p.alternate, index = blockIdx.x / CLUSTER - first_pair * blocks;
+  const int beside = min(p.alternate, static_cast<int>(gridDim.x) / CLUSTER / blocks - first_pair), pair = first_pair + index % beside;
+  Work w = {pair / kv_heads, pair % kv_heads, index / beside * CLUSTER, p.Nk, 0, 0, 0, 0, 0, pair / kv_heads, 0};
   if constexpr (VARLEN) {
     int bound = 0;
     const int number = search_sequence<BC>(p, p.cu_seqlens_k, w.j, bound), end_query = __shfl_sync(~0u, bound, 1), end_key = __shfl_sync(~0u, bound, 3);
@@ -183,8 +206,8 @@ __device__ __forceinline__ Work find_work(const Params& p, unsigned* kept) {
     if (w.j * BC >= w.keys) w.j = -1;
   }
 #if ORDERED
-  // The next one of its head, whose blocks before it have all begun.
-  if (w.j >= 0 && w.rows(p) > 0 && threadIdx.x == 0) w.j = static_cast<unsigned>(atomicAdd(p.turns + w.row_of(p, 0, 0), BEGUN)) / BEGUN;
+  // The next one of its head, whose blocks before it have all begun; of a pair the first one asks.
+  if (w.j >= 0 && w.rows(p) > 0 && threadIdx.x == 0) w.j = static_cast<unsigned>(atomicAdd(p.turns + w.row_of(p, 0, 0), BEGUN)) / BEGUN * CLUSTER;
 #endif
   const int Nk = w.keys;
   if constexpr (PADDED) {
@@ -220,6 +243,13 @@ __device__ __forceinline__ Work read_work(unsigned at) {
   return w;
 }
 
+// What a pair has to do, for the second one from the first
+__device__ __forceinline__ void send_work(unsigned at, const Work& w) {
+  const int words[6] = {w.batch, w.kv_head, w.j + 1, w.keys, w.first, w.end};
+#pragma unroll
+  for (int n = 0; n < 6; n++) store_in(at + 4 * n, 1, words[n]);
+}
+
 // Calls visit(h, i) for each turn, h being a query head of the group. A row block has its turns together, so that thread blocks with
 // other numbers of row blocks still come to the same ones at the same time.
 template <class Visit> __device__ __forceinline__ void each_turn(const Params& p, const Shared& s, const Work& w, Visit visit) {
@@ -235,6 +265,13 @@ template <class Visit> __device__ __forceinline__ void each_turn(const Params& p
 template <int ROWS>
 __device__ __forceinline__ void load_tile(unsigned to, const TensorMap& map, unsigned full, int slabs, int row, int head, int batch) {
   for (int slab = 0; slab < slabs; slab++) load_box<1>(to + slab * ROWS * SLAB_ROW, map, full, slab * SLAB, row, head, batch);
+}
+
+// The same of Q or dO: of a pair each loads every other slab, for both.
+__device__ __forceinline__ void load_rows_tile(unsigned to, const TensorMap& map, unsigned full, int slabs, int row, int head, const Work& w) {
+  if constexpr (!PAIRED) return load_tile<BR>(to, map, full, slabs, row, head, w.batch);
+  for (int slab = w.j % CLUSTER; slab < slabs; slab += CLUSTER)
+    load_box_for_all<CLUSTER>(to + slab * BR * SLAB_ROW, map, full, slab * SLAB, row, head, w.batch);
 }
 
 // Rows that are not there, but for what the tensor has: zeros, since a weight of 0 does not make nothing of an infinity.
@@ -332,8 +369,9 @@ __device__ __forceinline__ void produce(const Params& given, const Shared& s, co
   }
   if (cut) {
     wait_for(s.came, 0);
-    clear_rows<BC>(s.K, K_SLABS, w.keys - w.j * BC);
-    clear_rows<BC>(s.V, V_SLABS, w.keys - w.j * BC);
+    const int there = max(0, w.keys - w.j * BC);  // of a pair one may have none
+    clear_rows<BC>(s.K, K_SLABS, there);
+    clear_rows<BC>(s.V, V_SLABS, there);
     publish_writes();
     __syncwarp();
     if (copies) arrive(s.KV_full);
@@ -344,13 +382,29 @@ __device__ __forceinline__ void produce(const Params& given, const Shared& s, co
   each_turn(given, s, w, [&](int h, int i) {
     const int index = slot.index, rows = w.rows(given) - i * BR;
     produce_block(s, s.Q + index * Q_BYTES, Q_BYTES, K_SLABS, rows, s.Q_full + 8 * index, s.Q_empty + 8 * index, slot.parity, came, [&](unsigned full) {
-      load_tile<BR>(s.Q + index * Q_BYTES, given.Q_tiles, full, K_SLABS, w.row(i), w.head(given, h), w.batch);
+      load_rows_tile(s.Q + index * Q_BYTES, given.Q_tiles, full, K_SLABS, w.row(i), w.head(given, h), w);
     });
     produce_block(s, s.dO + index * dO_BYTES, dO_BYTES, V_SLABS, rows, s.dO_full + 8 * index, s.dO_empty + 8 * index, slot.parity, came, [&](unsigned full) {
-      load_tile<BR>(s.dO + index * dO_BYTES, given.dO_tiles, full, V_SLABS, w.row(i), w.head(given, h), w.batch);
+      load_rows_tile(s.dO + index * dO_BYTES, given.dO_tiles, full, V_SLABS, w.row(i), w.head(given, h), w);
     });
     slot = slot.next();
   });
+}
+
+// --- the lane that sends the other thread block of a pair what makes its columns of dQ: K once, dS in each turn
+
+__device__ __forceinline__ void send_keys(const Params& p, const Shared& s, const Work& w) {
+  const int turns = w.turns(p), peer = 1 - w.j % CLUSTER;
+  if (turns == 0) return;
+  const auto share = [](int rank) { return min(PEER_SLABS, K_SLABS - rank * PEER_SLABS) * BC * SLAB_ROW; };  // bytes of its columns
+  wait_for(s.KV_full, 0);
+  arrive_expecting(s.K_came, share(1 - peer));
+  copy_to(s.K_peer, s.K + peer * PEER_BYTES, share(peer), s.K_came, peer);
+  for (int turn = 0; turn < turns; turn++) {
+    wait_for(s.dS_full, turn % 2);
+    arrive_expecting(s.dS_came, dS_BYTES);
+    copy_to(s.dS + dS_BYTES, s.dS, dS_BYTES, s.dS_came, peer);
+  }
 }
 
 // --- the lane that adds dQ_i to its sum
@@ -416,8 +470,13 @@ __device__ __forceinline__ float2 load_pair(unsigned at) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(at) : "memory");
   return pair;
 }
+__device__ __forceinline__ void announce(unsigned full) {
+  if (threadIdx.x % 32 == 0) arrive(full);
+}
+// Of a pair for both
 __device__ __forceinline__ void release(unsigned empty) {
-  if (threadIdx.x % 32 == 0) arrive(empty);
+  if constexpr (!PAIRED) return announce(empty);
+  if (threadIdx.x % 32 < CLUSTER) arrive_in(empty, threadIdx.x % 32);
 }
 
 // The elements of a bias that each_score_transposed visits, one after the other: one address, since registers are scarce
@@ -436,6 +495,7 @@ template <class At> struct InTurn {
 struct Consumer {
   const Shared& s;
   int group, thread;  // of the warpgroup; kept, since asking for it takes longer than a turn has
+  int share;          // of the columns of dQ: the number of this warpgroup, or of it among those of a pair
   float factor;       // of S, for exponents of two
   Slot slot;          // of the Q and dO block of this turn
 
@@ -621,13 +681,14 @@ struct Consumer {
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(s.dS + dS_BYTES + at + (group * WARPGROUP + thread) * 16), "r"(0) : "memory");
     publish_writes();
     __syncwarp();
-    release(s.dS_full + 8);
+    announce(s.dS_full + 8);
   }
   // dS^T to its room, for the products of all warpgroups, when the products of the turn before the last are done with it
   __device__ __forceinline__ void share_score_gradients() const {
     const int row = group * OWN_KEYS + thread / 32 * 16 + thread % 16;  // of four 8 x 8 matrices, whose address this lane gives
-    const unsigned to = s.dS + slot.index * dS_BYTES + row * SLAB_ROW;
-    wait_for(s.dS_empty + 8 * slot.index, 1 ^ slot.parity ^ slot.index);
+    const int room = PAIRED ? 0 : slot.index;
+    const unsigned to = s.dS + room * dS_BYTES + row * SLAB_ROW;
+    wait_for(s.dS_empty + 8 * room, PAIRED ? 1 - slot.index : 1 ^ slot.parity ^ slot.index);
 #pragma unroll
     for (int k = 0; k < BR / 16; k++) {
       if (WIDE && k / (BR / 32) != group) continue;  // the other half of the queries is the other warpgroup's
@@ -636,17 +697,20 @@ struct Consumer {
     }
     publish_writes();
     __syncwarp();
-    release(s.dS_full + 8 * slot.index);
+    announce(s.dS_full + 8 * room);
   }
-  // This warpgroup's part of dQ = dS K_j of the block before that of `at`, when all of dS is there
+  // This warpgroup's part of dQ = dS K_j of the block before that of `at`, or of a pair of that block, when all of dS is there
   template <class Own> __device__ __forceinline__ void multiply_keys(typename Own::Accumulators& dQ, Slot at) {
-    const int before = 1 - at.index;
+    const int before = PAIRED ? 0 : 1 - at.index;
     const Operand A = Operand::columns(s.dS + before * dS_BYTES + (BY_ROWS ? unknown(group) * BC * SLAB_ROW : 0), BC * SLAB_ROW);
-    wait_for(s.dS_full + 8 * before, at.parity);
+    wait_for(s.dS_full + 8 * before, PAIRED ? at.index : at.parity);
+    if constexpr (PAIRED) wait_for(s.dS_came, at.index);
+    const int own = unknown(share), to_peer = s.K_peer - s.K - BC * SLAB_ROW - own / CONSUMERS * PEER_BYTES;  // from behind K's rows
     begin_products();
-    each_product<Own, BC>(dQ, s.K, unknown(group), [&](auto& part, Operand columns) {
+    each_product<Own, BC>(dQ, s.K, own, [&](auto& part, Operand columns) {
 #pragma unroll
-      for (int k = 0; k < BC / 16; k++) multiply_columns<sizeof(part) / sizeof(part[0]) * 8>(part, A + k * 16 * SLAB_ROW, columns + k * 16 * SLAB_ROW, k > 0);
+      for (int k = 0; k < CLUSTER * BC / 16; k++)
+        multiply_columns<sizeof(part) / sizeof(part[0]) * 8>(part, A + k * 16 * SLAB_ROW, columns + (k * 16 * SLAB_ROW + (k < BC / 16 ? 0 : to_peer)), k > 0);
     });
     commit_products();
   }
@@ -676,7 +740,7 @@ struct Consumer {
     if constexpr (WIDE) return;
     publish_writes();
     __syncwarp();
-    release(s.dQ_full);
+    announce(s.dQ_full);
   }
   // dQ when it is there, and its second piece: to its room or, of wide heads, by `add` to its sum. What `begin` begins runs beside.
   template <bool BESIDE, class Begin, class Add>
@@ -692,7 +756,7 @@ struct Consumer {
       begin();
       wait_for_products<BESIDE>(dQ);
     }
-    release(s.dS_empty + 8 * (1 - at.index));
+    release(s.dS_empty + (PAIRED ? 0 : 8 * (1 - at.index)));
     if constexpr (!WIDE) {
       store_queries(dQ, at);
     } else if constexpr (QueryColumns::PIECES > 1) {
@@ -729,14 +793,17 @@ struct Consumer {
     };
     if (SKIPS && !visits(i, 0)) advance();
     if (PING_PONG && group == CONSUMERS - 1) pass_turn();
-    begin_score_gradients();
+    if constexpr (!PAIRED) begin_score_gradients();
     multiply_scores(slot);
     wait_for_products<0>(S);  // what is set to 0 may not be so while products are on their way
     multiply_output_gradients<!LATE>();
     find(i, heads - of_block);
     int last = end, last_head = 0;  // of the turn before: at first there is none
     const auto add_last = [&](auto own, const auto& dQ) {
-      if (last < end) add(own, dQ, last, last_head);
+      if constexpr (PAIRED)
+        add(own, dQ, i, heads - of_block);
+      else if (last < end)
+        add(own, dQ, last, last_head);
     };
 #pragma unroll 1
     while (--left > 0) {
@@ -754,6 +821,7 @@ struct Consumer {
     QueryColumns::Accumulators dQ;
     find_gradients(dQ);
     finish_queries<false>(dQ, slot, [&] { pass_turn(); }, add_last);
+    if constexpr (PAIRED) return wait_for(s.dS_empty, slot.index);  // the other one is done with what lies here
     hand_on_queries();
     last = i, last_head = heads - of_block;
     multiply_keys<QueryColumns>(dQ, slot.next());
@@ -808,7 +876,7 @@ __device__ __forceinline__ void add_rows(const Params& p, const Work& w, const t
 #if ORDERED
   int* added = p.turns + w.row_of(p, h, i);
   if constexpr (Own::FIRST == 0) {
-    if (thread == 0) wait_for_turn(added, (w.j - visible_begin(masks, i * BR) / BC) * ADDERS);
+    if (thread == 0) wait_for_turn(added, (w.j / CLUSTER - visible_begin(masks, i * BR) / (CLUSTER * BC)) * ADDERS);
     meet(OWN + group, WARPGROUP);
   }
 #endif
@@ -840,7 +908,7 @@ __device__ __forceinline__ Masks masks_of_head(const Params& p, const Masks& mas
 }
 
 __device__ __forceinline__ void consume(const Params& p, const Params& given, const Shared& s, const Work& w, int group) {
-  Consumer c = {s, group, unknown(static_cast<int>(threadIdx.x % WARPGROUP)), p.scale * UNIT, {0, 0}};
+  Consumer c = {s, group, unknown(static_cast<int>(threadIdx.x % WARPGROUP)), w.j % CLUSTER * CONSUMERS + group, p.scale * UNIT, {0, 0}};
 #pragma unroll
   for (int n = 0; n < KeyColumns::COUNT / 8; n++)
 #pragma unroll
@@ -852,6 +920,7 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
   const int turns = w.turns(p);
   if (turns > 0) {
     wait_for(s.KV_full, 0);
+    if constexpr (PAIRED) wait_for(s.K_came, 0);
     const int Nq = w.rows(p);
     const Masks masks = masks_of(p, 0, 0, Nq, VARLEN ? w.keys : p.Nk, PADDED || VARLEN ? w.keys : p.Nk);
     const auto visits = [&](int i, int h) { return kept_at(s, w, h, i) != 0; };
@@ -866,8 +935,8 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
         c.add_bias_gradients(own, p.dbias.of(w.batch, head), i, w.j, Nq);
         if constexpr (SCORE) of_given_scores(c.dP, c.slopes);
       }
-    }, [&](auto own, const auto& dQ, int i, int h) { add_rows<decltype(own)>(p, w, dQ, c.thread, group, i, h, masks); });
-    meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j
+    }, [&](auto own, const auto& dQ, int i, int h) { add_rows<decltype(own)>(p, w, dQ, c.thread, PAIRED ? c.share : group, i, h, masks); });
+    if constexpr (!PAIRED) meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j
   }
   const Work place = read_work(s.work);  // the same; registers are free again
 #if VARLEN
@@ -879,16 +948,26 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
   write_rows<KeyColumns>(c.dK, p.scale, s.K, given.dK_tiles, dK_row, K_SLABS, group, place);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) fa3_backward(const __grid_constant__ Params given) {
+#if CLUSTER > 1
+#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTERED
+#endif
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1) fa3_backward(const __grid_constant__ Params given) {
   const Params p = given;
   extern __shared__ __align__(1024) unsigned char sram[];
   const Shared s(shared_address(sram));
   if (threadIdx.x == 0) s.init_barriers();
-  if (threadIdx.x < (VARLEN || SKIPS ? 32 : 1)) {
+  if constexpr (PAIRED) meet_cluster();  // the other one has begun
+  if (threadIdx.x < (VARLEN || SKIPS ? 32 : 1) && blockIdx.x % CLUSTER == 0) {
     const Work w = find_work(p, reinterpret_cast<unsigned*>(sram + (s.kept - s.K)));
     if (threadIdx.x == 0) write_work(s.work, w);
+    if constexpr (PAIRED) send_work(s.work, w);
   }
-  __syncthreads();
+  if constexpr (PAIRED)
+    meet_cluster();
+  else
+    __syncthreads();
   if (VARLEN && read_work(s.work).j < 0) return;
   const int group = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
   if (group == 0) {
@@ -900,6 +979,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fa3_backward(const __gr
       produce_bases(given, s, read_work(s.work));
     } else if (warp == 2) {
       produce_D(given, s, read_work(s.work));
+    } else if (PAIRED && threadIdx.x == 96) {
+      send_keys(given, s, read_work(s.work));
     } else if (!WIDE && threadIdx.x == 96) {
       add_queries(given, s, read_work(s.work));
     }

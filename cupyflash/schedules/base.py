@@ -55,7 +55,8 @@ class Kernel:
 
     Its one argument is the struct `params`, which `launch.binding` fills. `instead`: other kernels for the same grid with the same
     result, the fastest first; a compiler that has too few registers for this one may have enough for one of those. `accelerated`:
-    it needs its architecture's own instructions (wgmma, say), which exist in machine code for sm_90a, but not for sm_90.
+    it needs its architecture's own instructions (wgmma, say), which exist in machine code for sm_90a, but not for sm_90. `cluster`:
+    the number of thread blocks in a cluster, which its code says too.
     """
 
     source: str
@@ -67,6 +68,7 @@ class Kernel:
     params: Params
     instead: tuple[Kernel, ...] = field(default=(), compare=False, repr=False)
     accelerated: bool = False
+    cluster: int = 1
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,14 @@ class _Fa2Kernels(BackwardSchedule):
         rows, cols = self.shares
         return (
             *element_constants(self.problem, with_derivative=True, by_tiles=self.by_tiles),
-            *named(BR=self.block_rows, BC=self.block_cols, KEPT_ROWS=rows, KEPT_COLS=cols),
+            *named(BR=self.block_rows, BC=self.own_cols, KEPT_ROWS=rows, KEPT_COLS=cols),
             *named(VARLEN=int(self.problem.options.packed)),
         )
+
+    @property
+    def own_cols(self) -> int:
+        """Keys of a thread block's column block, BC of the kernels."""
+        return self.block_cols
 
     @property
     def tile_fields(self) -> tuple[str, ...]:
@@ -331,6 +336,11 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             yield from self.sums.walks(self.parts_beside(self.sums))
 
     @property
+    def cluster(self) -> int:
+        """Thread blocks that have a column block together."""
+        return 1
+
+    @property
     def launches(self) -> tuple[GradientsLaunch, ...]:
         """The launches of the main kernel."""
         return launches(self.problem)
@@ -360,8 +370,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             *(Move(tensor(p, name), SEEN, tile=name, room=self.whole_boxes) for name in ("K", "V") if launch.dk or name == "K"),
             *captured(p, "key", When("gj"), by_tiles=self.by_tiles),
             *(Move(tensor(p, name), VISIT, tile=tile, room=self.whole_boxes) for name, tile in (("Q", "Q, dO"), ("dO", of_dO))),
-            load(given_name(p), VISIT, "L, D"),
-            *([load("D", VISIT, "L, D")] if launch.dk else []),
+            *(replace(load(name, VISIT, "L, D"), times=self.cluster) for name in (given_name(p), *["D"] * launch.dk)),
             *captured(p, "row", VISIT, MIXED, by_tiles=self.by_tiles),
             *(replace(each, times=self.readers) for each in score_reads(p, by_tiles=self.by_tiles)),
         ]

@@ -33,8 +33,8 @@ WARPS = CONSUMERS * WARPGROUP // WARP
 """Consumer warps of a thread block."""
 STAGES = 2
 """Slots of the rings of Q and dO."""
-PING_PONG = True
-"""True if warpgroups issue their products in turns."""
+PAIR = 2
+"""Thread blocks of a cluster, which share the columns of dQ."""
 REGISTERS = 240, 24
 """Registers of a consumer's and of a producer's thread."""
 MOST_DIM = 256
@@ -74,9 +74,27 @@ def is_wide(problem: Problem) -> bool:
     return max(problem.head_dim, problem.head_dim_v) > WIDE_DIM
 
 
-def block_cols(problem: Problem) -> int:
-    """Bc: 64 keys for each consumer warpgroup, whose registers hold their dK and dV; for both if heads are wide."""
+def cluster(problem: Problem) -> int:
+    """Thread blocks of a cluster: a pair if heads are wide, and dQ has columns for all of its warpgroups, unless masks, scores or
+    packed sequences ask for more."""
+    asked = problem.options
+    more = asked.masked or asked.score or asked.bias or asked.dropout or asked.packed
+    return PAIR if is_wide(problem) and problem.head_dim > SLAB and not more else 1
+
+
+def own_cols(problem: Problem) -> int:
+    """Keys of a thread block: 64 for each consumer warpgroup, whose registers hold their dK and dV; for both if heads are wide."""
     return WARPGROUP_ROWS * (1 if is_wide(problem) else CONSUMERS)
+
+
+def block_cols(problem: Problem) -> int:
+    """Bc: the keys of a thread block, or of a pair."""
+    return own_cols(problem) * cluster(problem)
+
+
+def peer_slabs(problem: Problem) -> int:
+    """Slabs of K that have the columns of dQ which a thread block of a pair makes, over the other one's keys too."""
+    return -(-problem.head_dim // SLAB // 2) if cluster(problem) > 1 else 0
 
 
 def block_rows(problem: Problem) -> int:
@@ -102,15 +120,16 @@ def refusal(problem: Problem, device: Device) -> str | None:
 
 
 def adders(problem: Problem) -> int:
-    """Warps of a thread block that each add a part of dQ: the consumers' if heads are wide, from registers."""
-    return WARPS if is_wide(problem) else 1
+    """Warps of a thread block or a pair that each add a part of dQ: the consumers' if heads are wide, from registers."""
+    return WARPS * cluster(problem) if is_wide(problem) else 1
 
 
 def rooms(problem: Problem, rows: int) -> tuple[Room, ...]:
-    """Bytes of shared memory by contents: K and V, through which dK and dV leave, the rings, dS of this turn and of the one before,
-    dQ unless heads are wide, and the barriers with what tells whether a slot has a row of large scores."""
+    """Bytes of shared memory of a thread block by contents: K and V, through which dK and dV leave, the rings, dS of this turn and of
+    the one before or of both thread blocks of a pair, dQ unless heads are wide, K's columns of a pair's other thread block, and the
+    barriers with what tells whether a slot has a row of large scores."""
     k, v = slab_bytes(problem.head_dim), slab_bytes(problem.head_dim_v)
-    whole, cols = -(-problem.head_dim // 16) * 16, block_cols(problem)
+    whole, cols = -(-problem.head_dim // 16) * 16, own_cols(problem)
     of_sums = 0 if is_wide(problem) else (rows + SUMMED_ROWS * problem.options.packed) * whole * WORD
     return (
         Room("K", cols * k),
@@ -118,6 +137,7 @@ def rooms(problem: Problem, rows: int) -> tuple[Room, ...]:
         Room("Q, dO", STAGES * rows * (k + v)),
         Room("dS", 2 * cols * slab_bytes(rows)),
         Room("dQ", of_sums),
+        Room("the other's K", peer_slabs(problem) * cols * slab_bytes(SLAB)),
         Room("L, D", STAGES * rows * FLOATS_OF_ROW * WORD),
         Room("barriers", BARRIER_BYTES * (4 + 6 * STAGES) + WORK_BYTES + WORD * STAGES),
         Room("mask's tiles", block_mask_column_bytes(problem, rows)),
@@ -134,14 +154,15 @@ def fit(problem: Problem, device: Device) -> TileSize:
         raise DoesNotFit(
             f"fa3's backward needs {need:,} bytes of SRAM; {device.name} gives a block {device.sram_per_block:,} bytes"
         )
-    return TileSize(
-        rows, block_cols(problem), f"a producer and {CONSUMERS} consumer warpgroups; {need:,} of {device.sram_per_block:,} bytes"
-    )
+    beside = "" if cluster(problem) == 1 else ", in pairs of thread blocks"
+    words = f"a producer and {CONSUMERS} consumer warpgroups{beside}; {need:,} of {device.sram_per_block:,} bytes"
+    return TileSize(rows, block_cols(problem), words)
 
 
 @dataclass(frozen=True)
 class Fa3BackwardSchedule(Fa2BackwardSchedule):
-    """A thread block is a column block of a key head, and visits the row blocks that see it, of every query head of the group.
+    """A thread block, or a pair of them, is a column block of a key head, and visits the row blocks that see it, of every query head of
+    the group.
 
     TMA copies the part of a block that is in the tensor: if a batch has fewer keys than k, the block in which they end is copied
     whole.
@@ -176,6 +197,14 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
         """Each consumer warp reads it anew, since query heads take turns; a mask's alone where it asks the mask."""
         return captured(self.problem, "head", VISIT, None if self.problem.options.score else MIXED, times=WARPS)
 
+    @property
+    def cluster(self) -> int:
+        return cluster(self.problem)
+
+    @property
+    def own_cols(self) -> int:
+        return own_cols(self.problem)
+
     def _rooms(self, warps: Warps) -> tuple[Room, ...]:
         return rooms(self.problem, self.block_rows)
 
@@ -191,7 +220,7 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
         If they add one after the other, a block begins about as much later than the one before it as it waits for that one; of
         different lengths twice as many wait less (simulated: 1.03 times the mean turns, with as many as the device holds 1.06).
         """
-        held, asked = max(1, round(self.device.sm_count / max(1, self.col_blocks))), self.problem.options
+        held, asked = max(1, round(self.device.sm_count / max(1, self.col_blocks * self.cluster))), self.problem.options
         unlike = asked.causal or asked.window is not None or asked.padded
         return held * (1 + unlike) if self.deterministic else held if unlike else 1
 
@@ -203,7 +232,7 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
         return (Move(replace(TURNS, of="query"), END, write=True),) if self.deterministic else ()
 
     def _main_walk(self, launch: GradientsLaunch, parts: tuple[Part, ...], sums: Tensor) -> Walk:
-        walk = replace(super()._main_walk(launch, parts, sums), loop="Ig", alternate=self.alternate)
+        walk = replace(super()._main_walk(launch, parts, sums), loop="Ig", alternate=self.alternate, cluster=self.cluster)
         if not self.deterministic:
             return walk
         added = Move(TURNS, VISIT, write=True, times=adders(self.problem))
@@ -214,7 +243,7 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
         return {**super().workspaces(), **turns}
 
     def maps(self) -> Mapping[str, Box]:
-        rows = {"Q": self.block_rows, "dO": self.block_rows, "K": self.block_cols, "V": self.block_cols}
+        rows = {"Q": self.block_rows, "dO": self.block_rows, "K": self.own_cols, "V": self.own_cols}
         return {f"{name}_tiles": Box(name, rows.get(name, WARPGROUP_ROWS), SLAB, fa3_tiles.SWIZZLE) for name in MAPPED}
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -226,8 +255,9 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
 
     def _main(self, launch: GradientsLaunch, warps: Warps) -> Kernel:
         threads, shared = WARPGROUP * (1 + CONSUMERS), total_bytes(self._rooms(warps))
-        constants = self._constants(launch, warps)
-        return Kernel("fa3_backward.cu", "fa3_backward", constants, self.grid, threads, shared, self.struct, accelerated=True)
+        grid, constants, pair = self.grid * self.cluster, self._constants(launch, warps), self.cluster
+        name = "fa3_backward"
+        return Kernel(f"{name}.cu", name, constants, grid, threads, shared, self.struct, accelerated=True, cluster=pair)
 
     def _constants(self, launch: GradientsLaunch, warps: Warps) -> Constants:
         consumer, producer = REGISTERS
@@ -238,7 +268,8 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
                 CONSUMERS=CONSUMERS,
                 CONSUMER_REGISTERS=consumer,
                 PRODUCER_REGISTERS=producer,
-                PING_PONG=int(PING_PONG),
+                PING_PONG=int(self.cluster == 1),
+                CLUSTER=self.cluster,
             ),
             *tile_constants(self),
             *named(ORDERED=int(self.deterministic), DBIAS=int(self.dbias)),

@@ -27,7 +27,8 @@ class PlayedWalk(PlayedLaunch):
 
     def __init__(self, walk: Walk, kernel: Kernel, slots: int, memory: DeviceMemory, given: Given, order: Order = "rows") -> None:
         self.schedule: Any = walk.schedule
-        self.slots, self.grid, self._resident = slots, kernel.grid, slots
+        self.slots, self.grid = slots // walk.cluster, kernel.grid // walk.cluster
+        self._resident = slots = self.slots
         if walk.streamed:
             # Those of a multiprocessor are one: their requests are too small to be followed one by one.
             self.slots = self.schedule.device.sm_count

@@ -149,6 +149,7 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     at each visit.
 
     Before the pass, O and dO are read for D, and dQ's sum is cleared. After it, the sum is read and dQ written in its own type.
+    Each thread block of a cluster reads D and L; Q and dO come to all of it at once.
     """
     p, group = schedule.problem, schedule.group
     visits = _visits(schedule, keys, heads)
@@ -178,9 +179,9 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
         "V": loaded,
         "O": Nq,
         "dO": Nq + made * copied,
-        **_given(p, p.options.sinks * Nq + made * R),
+        **_given(p, p.options.sinks * Nq + made * schedule.cluster * R),
         "sinks": p.options.sinks * Nq,
-        "D": R,
+        "D": schedule.cluster * R,
     }
     beside = Counter({name: made * nbytes for name, nbytes in beside.items()})
     beside += position_bytes(schedule, made * col_blocks, made * visits.blocks) + added
