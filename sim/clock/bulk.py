@@ -12,10 +12,10 @@ from cupyflash.sim.ptx.memory.swizzles import Description
 from cupyflash.sim.ptx.memory.swizzles import decode as decode_map
 
 from .lanes import Array, Lanes, neighbour
-from .memory import SECTOR, SHARED_OFFSET, Memory, tensor_of
+from .memory import RANK_AT, SECTOR, SHARED_OFFSET, Memory, tensor_of
 from .operands import WARP, UnknownInstruction
 from .sass import Instruction
-from .waits import RANK_AT, Key, Waits
+from .waits import Key, Waits
 
 BULK = ("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED")
 """Opcodes of bulk copies."""
@@ -68,7 +68,7 @@ class BulkWork:
 
     @property
     def loads(self) -> bool:
-        return self.instruction.opcode == "UTMALDG" or self.instruction.modifiers[:2] == ("S", "G")
+        return self.instruction.opcode == "UTMALDG" or self.instruction.modifiers[:2] in (("S", "G"), ("S", "S"))
 
     def run(self, lanes: Lanes, memory: Memory, waits: Waits, fetch: Callable[[int], bytes], active: Array) -> tuple[Bulk, ...]:
         """Copies once for each warp that has an active lane; `fetch` reads the 128 bytes of a tensor map."""
@@ -98,7 +98,8 @@ class BulkWork:
         else:
             assert self.third is not None
             length = size = word(self.third) * CHUNK
-            rows = np.array([wide(self.other if self.loads else self.block)], np.int64)
+            within = self.instruction.modifiers[:2] == ("S", "S")  # from one block of a cluster to another
+            rows = np.array([] if within else [wide(self.other if self.loads else self.block)], np.int64)
         self.count(memory, rows, length)
         keys = {}
         if self.loads:

@@ -142,7 +142,7 @@ class Products:
                 at = begin
             given = (end - at) * (1 - share)
             if given >= left:
-                return at + left / (1 - share)
+                return at + (left / (1 - share) if left else 0.0)
             left -= given
             at = end
         return at + left

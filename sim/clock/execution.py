@@ -230,7 +230,7 @@ class Blocks:
         self.lanes = Lanes(threads, special)
         self.alive = number < prod(launch.block)
         shared = SHARED_AT[launch.kernel.capability[0]] + launch.shared_bytes
-        self.memory = Memory(launch.tensors, len(blocks), threads, shared, launch.kernel.local_bytes)
+        self.memory = Memory(launch.tensors, len(blocks), threads, shared, launch.kernel.local_bytes, size)
         self.memory.traffic, self.memory.counters = launch.traffic, launch.counters
         self.memory.rewind()  # a run before this one took tickets of a queue
         self.votes = self.unsure = self.lanes.no  # of barriers that reduce: each thread's last

@@ -16,7 +16,8 @@ from .sass import Instruction
 SECTOR = 32
 FIRST_ADDRESS, APART = 1 << 40, 1 << 36
 """The distance of tensors: so far apart that no offset leads from one into the next."""
-SHARED_OFFSET = 0xFFFFFF
+SHARED_OFFSET, RANK_AT, WINDOW = 0xFFFFFF, 24, 1 << 32
+"""Of an address in shared memory: its offset, where the rank of the block in its cluster stands, what generic ones are below."""
 SPACES = {
     **dict.fromkeys(("LDG", "LD", "STG", "ST", "ATOM", "ATOMG", "RED", "REDG", "LDGSTS"), "global"),
     **dict.fromkeys(("LDS", "STS", "LDSM", "STSM", "ATOMS"), "shared"),
@@ -44,6 +45,11 @@ class TensorBytes:
     write_bytes: int = 0
     read_sectors: int = 0
     write_sectors: int = 0
+
+
+def of_cluster(addresses: Array, active: Array) -> bool:
+    """True if generic addresses are of shared memory, of some block of the cluster."""
+    return bool(active.any()) and int(addresses[active].max()) < WINDOW
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,9 @@ class Space:
 class Memory:
     """The memory that a launch's blocks reach: tensors, and each block's own shared and local memory."""
 
-    def __init__(self, tensors: Sequence[Space], blocks: int, threads: int, shared_bytes: int, local_bytes: int) -> None:
+    def __init__(
+        self, tensors: Sequence[Space], blocks: int, threads: int, shared_bytes: int, local_bytes: int, cluster: int = 1
+    ) -> None:
         self.tensors = tensors
         self.numbers: tuple[int, ...] = ()
         """Numbers of the blocks that run, where others of a grid of `grid` blocks take tickets in turns with them, by atomics."""
@@ -131,7 +139,9 @@ class Memory:
             "shared": Space("shared", np.zeros(self.strides["shared"] * blocks, np.uint8)),
             "local": Space("local", np.zeros(self.strides["local"] * threads, np.uint8)),
         }
-        self.begins = {"shared": number // (threads // blocks) * self.strides["shared"], "local": number * self.strides["local"]}
+        block = number // (threads // blocks)
+        self.begins = {"shared": block * self.strides["shared"], "local": number * self.strides["local"]}
+        self.clusters = block // cluster * cluster * self.strides["shared"]
 
     def rewind(self) -> None:
         """Gives counters the numbers that they had."""
@@ -144,12 +154,13 @@ class Memory:
     ) -> tuple[list[Array], bool]:
         """Loads or stores for the active lanes, and counts what tensors are asked for."""
         found = addresses[active]
-        if space != "global":
-            # Above an offset in shared memory stands the block's rank in its cluster.
+        if space != "global" or of_cluster(addresses, active):
+            begins = self.begins.get(space, self.clusters + (addresses >> RANK_AT) * self.strides["shared"])
+            space = "local" if space == "local" else "shared"
             found = found % self.strides[space] if space == "local" else found & SHARED_OFFSET
             if found.max(initial=0) + size > self.strides[space]:
                 raise UnknownInstruction(f"an address behind {space} memory: {int(found.max())}")
-            own, found = self.own[space], found + self.begins[space][active]
+            own, found = self.own[space], found + begins[active]
             if write:
                 own.store(found, size, data)
                 return [], True
@@ -301,6 +312,7 @@ class MemoryWork:
         return self.access(space, addresses, active)
 
     def access(self, space: str, addresses: Array, active: Array, to: WarpAccess | None = None) -> WarpAccess:
+        space = "shared" if space == "global" and of_cluster(addresses, active) else space
         return WarpAccess(space, self.size, self.write, addresses.reshape(-1, WARP), active.reshape(-1, WARP), to)
 
     def load(self, lanes: Lanes, memory: Memory, space: str, addresses: Array, active: Array, guard_unknown: bool) -> None:

@@ -92,7 +92,8 @@ def launched(kernel: Kernel, schedule: Schedule, given: Values) -> LoadedLaunch:
     cubin = cubins.compiled(made._replace(options=(*made.options, "-lineinfo"))).code
     code, bound = CubinKernel.of(cubin, kernel.name), arguments(kernel, schedule, given)
     # An exit by numbers is that of rows whose L is not large (row_bases.cu).
-    launch = CodeLaunch(code, (kernel.grid,), (kernel.threads,), bound, kernel.shared_bytes, lambda i: i.opcode == "EXIT")
+    shape, cluster = ((kernel.grid,), (kernel.threads,)), (kernel.cluster,)
+    launch = CodeLaunch(code, *shape, bound, kernel.shared_bytes, lambda i: i.opcode == "EXIT", cluster)
     return LoadedLaunch(launch, cubin, {made.name: made.source})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -22,13 +23,15 @@ SHARE = 0.25
 
 
 def counted(launch: CodeLaunch, blocks: Sequence[int]) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Runs blocks together: the instructions that each one's warps issue, their floating-point operations, and the way of the first
-    block's first warp."""
-    warps, code = launch.warps, launch.kernel.instructions
-    issued, flops = np.zeros(len(blocks) * warps), np.zeros(len(blocks) * warps)
+    """Runs blocks together, whole clusters of them: the instructions that the warps of each of `blocks` issue, their floating-point
+    operations, and the way of the first block's first warp."""
+    warps, code, size = launch.warps, launch.kernel.instructions, prod(launch.cluster)
+    every = sorted({block // size * size + rank for block in blocks for rank in range(size)})
+    asked = [every.index(block) for block in blocks]
+    issued, flops = np.zeros(len(every) * warps), np.zeros(len(every) * warps)
     issues, operations, path = Counter[tuple[int, ...]](), Counter[tuple[int, ...]](), []
     each = [int(flops_of(i)) for i in code]
-    for event in launch.run(*(launch.index(block) for block in blocks)):
+    for event in launch.run(*(launch.index(block) for block in every)):
         issues[event.warps] += 1
         if each[event.at]:
             operations[event.warps] += each[event.at]
@@ -37,7 +40,7 @@ def counted(launch: CodeLaunch, blocks: Sequence[int]) -> tuple[np.ndarray, np.n
     for found, counts in (issued, issues), (flops, operations):
         for which, count in counts.items():
             found[list(which)] += count
-    return issued.reshape(-1, warps).sum(1), flops.reshape(-1, warps).sum(1), path
+    return issued.reshape(-1, warps).sum(1)[asked], flops.reshape(-1, warps).sum(1)[asked], path
 
 
 def longer(launch: CodeLaunch, blocks: Sequence[int]) -> int:

@@ -13,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from .lanes import Array
-from .memory import SHARED_OFFSET
+from .memory import RANK_AT, SHARED_OFFSET
 from .operands import WARP
 
 NAMED, PHASE, CLUSTER = "barrier", "phase", "cluster"
-RANK_AT = 24
 COUNT_BIAS = 0x100000
 """An mbarrier's first word holds twice this less its count, as SYNCS.EXCH gets it."""
 

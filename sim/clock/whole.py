@@ -174,7 +174,7 @@ class Clock:
     def ways(self) -> tuple[Loop | None, bool]:
         """The loop of the first block, and whether others have other work; with roles no loop, and blocks that run all at once are
         taken to be alike."""
-        if self.roles and (self.launch.together or prod(self.launch.cluster) > 1):
+        if self.roles and self.launch.together:
             return None, False
         some = sorted({self.begin, self.period // 2, self.period - 1} if self.begin == 0 else {self.begin})
         issued, _, path = counted(self.launch, some)
