@@ -29,7 +29,9 @@ PROBLEMS = {
     "by heads": Problem(1, 2, 1, 100, 150, 80, "float16", mask_function=Mask("q // 70 == k // 70 or h > 0").form),
     "biased": Problem(1, 2, 1, 70, 150, 40, "float16", bias=True),
     "scored": Problem(1, 2, 1, 70, 150, 80, "float16", score=Score("2 * tanh(s / 2)").form, dropout=True),
-    "wide": Problem(1, 1, 1, 150, 100, 192, "float16"),
+    "wide": Problem(1, 1, 1, 150, 100, 192, "float16", score=Score("2 * tanh(s / 2)").form),
+    "pair": Problem(1, 1, 1, 150, 200, 192, "float16"),
+    "window pair": Problem(1, 1, 1, 200, 200, 192, "float16", window=(10, 0)),
 }
 """Ragged both ways; two column blocks, of two to six turns in blocks of 64 x 128, or of 128 x 128 where d is narrow."""
 
@@ -43,23 +45,23 @@ def mutant(old: str, new: str, finds: str, problem: str = "") -> Mutant:
 # for Q's room before it takes dO's; keys that are not cleared, unless they hold infinities (test_fa3_backward.py).
 MUTANTS = {
     "dS is not published": mutant(
-        "    publish_writes();\n    __syncwarp();\n    release(s.dS_full + 8 * slot.index);",
-        "    __syncwarp();\n    release(s.dS_full + 8 * slot.index);",
+        "    publish_writes();\n    __syncwarp();\n    announce(s.dS_full + 8 * room);",
+        "    __syncwarp();\n    announce(s.dS_full + 8 * room);",
         "proxy",
     ),
     "dQ is not published": mutant(
-        "    publish_writes();\n    __syncwarp();\n    release(s.dQ_full);",
-        "    __syncwarp();\n    release(s.dQ_full);",
+        "    publish_writes();\n    __syncwarp();\n    announce(s.dQ_full);",
+        "    __syncwarp();\n    announce(s.dQ_full);",
         "proxy",
     ),
     "dQ is there for one lane": mutant(
-        "    publish_writes();\n    __syncwarp();\n    release(s.dQ_full);",
-        "    publish_writes();\n    release(s.dQ_full);",
+        "    publish_writes();\n    __syncwarp();\n    announce(s.dQ_full);",
+        "    publish_writes();\n    announce(s.dQ_full);",
         "race",
     ),
     "the first zeros are not published": mutant(
-        "    publish_writes();\n    __syncwarp();\n    release(s.dS_full + 8);",
-        "    __syncwarp();\n    release(s.dS_full + 8);",
+        "    publish_writes();\n    __syncwarp();\n    announce(s.dS_full + 8);",
+        "    __syncwarp();\n    announce(s.dS_full + 8);",
         "proxy",
     ),
     "there are no first zeros": mutant(
@@ -108,9 +110,48 @@ MUTANTS = {
     "halves of a slab are written to the first one's place": mutant(
         "OWN_SLABS * 4 + group * 2;", "OWN_SLABS * 4;", "numbers|race", "wide"
     ),
-    "the second piece of dQ is the first one": mutant("dQ, s.K, unknown(group), [", "dQ, s.K, 0, [", "numbers", "wide"),
+    "the second piece of dQ is the first one": mutant("own = unknown(share), to_peer", "own = 0, to_peer", "numbers", "wide"),
+    "the columns of both of a pair are the first one's": mutant(
+        "w.j % CLUSTER * CONSUMERS + group, p.scale", "group, p.scale", "numbers", "pair"
+    ),
+    "columns of the other one's keys are the first one's": mutant(
+        "own / CONSUMERS * PEER_BYTES", "0", "numbers|uninitialised", "pair"
+    ),
+    "the other one's keys are not waited for": mutant(
+        "    if constexpr (PAIRED) wait_for(s.K_came, 0);\n", "", "race|flight|uninit", "pair"
+    ),
+    "the other one's dS is not waited for": mutant(
+        "    if constexpr (PAIRED) wait_for(s.dS_came, at.index);\n", "", "race|flight", "pair"
+    ),
+    "dS is sent before it is there": mutant("    wait_for(s.dS_full, turn % 2);\n", "", "race|uninit|proxy", "pair"),
+    "dS is sent over its own": mutant("copy_to(s.dS + dS_BYTES, s.dS,", "copy_to(s.dS, s.dS,", "race|uninit", "pair"),
+    "dS comes unexpected": mutant(
+        "    arrive_expecting(s.dS_came, dS_BYTES);\n", "    arrive(s.dS_came);\n", "race|flight|transaction", "pair"
+    ),
+    "each loads Q and dO for both": mutant(
+        "for (int slab = w.j % CLUSTER; slab < slabs; slab += CLUSTER)",
+        "for (int slab = 0; slab < slabs; slab++)",
+        "transaction|race|deadlock",
+        "pair",
+    ),
+    "a pair's room is given back for its own": mutant(
+        "if (threadIdx.x % 32 < CLUSTER) arrive_in(empty, threadIdx.x % 32);",
+        "if (threadIdx.x % 32 < CLUSTER) arrive(empty);",
+        "race|phase|flight",
+        "pair",
+    ),
+    "a pair leaves through what the other one reads": mutant(
+        "return wait_for(s.dS_empty, slot.index);", "return;", "race|exited block", "pair"
+    ),
+    "the other one has not begun": mutant(
+        "  if constexpr (PAIRED) meet_cluster();  // the other one has begun\n", "", "block", "pair"
+    ),
+    "both of a pair have the same keys": mutant("w.kv_head, w.j + 1, w.keys", "w.kv_head, w.j, w.keys", "race|numbers", "pair"),
+    "a pair's rows are those of its first keys": mutant(
+        "cols = min(CLUSTER * BC, w.keys - first_key)", "cols = min(BC, w.keys - first_key)", "numbers", "window pair"
+    ),
     "half of dS is not handed on": mutant(
-        "if (WIDE && k / (BR / 32) != group) continue;", "if (WIDE && group) continue;", "numbers", "wide"
+        "if (WIDE && k / (BR / 32) != group) continue;", "if (WIDE && k / (BR / 32)) continue;", "uninitialised", "wide"
     ),
     "slabs leave before both warpgroups have written them": mutant(
         "  meet(WIDE ? BOTH : OWN + group, WIDE ? WARPGROUP * CONSUMERS : WARPGROUP);\n",
@@ -139,7 +180,7 @@ MUTANTS = {
         "race",
     ),
     "nobody waits until all are done with K": mutant(
-        "    meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j\n",
+        "    if constexpr (!PAIRED) meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j\n",
         "",
         "race",
     ),
@@ -201,23 +242,23 @@ MUTANTS = {
         problem="groups",
     ),
     "dS is stored where it is read": mutant(
-        "    wait_for(s.dS_empty + 8 * slot.index, 1 ^ slot.parity ^ slot.index);\n",
+        "    wait_for(s.dS_empty + 8 * room, PAIRED ? 1 - slot.index : 1 ^ slot.parity ^ slot.index);\n",
         "",
         "race",
         problem="many",
     ),
     "dS is multiplied before it is there": mutant(
-        "    wait_for(s.dS_full + 8 * before, at.parity);\n",
+        "    wait_for(s.dS_full + 8 * before, PAIRED ? at.index : at.parity);\n",
         "",
         "race",
     ),
     "dS is of the turn itself": mutant(
-        "    const int before = 1 - at.index;",
+        "    const int before = PAIRED ? 0 : 1 - at.index;",
         "    const int before = at.index;",
         "deadlock",
     ),
     "dS is given back at once": mutant(
-        "    release(s.dS_empty + 8 * (1 - at.index));\n",
+        "    release(s.dS_empty + (PAIRED ? 0 : 8 * (1 - at.index)));\n",
         "",
         "deadlock",
     ),
@@ -254,19 +295,19 @@ MUTANTS = {
         problem="many",
     ),
     "a warp releases Q for all": mutant(
-        "init_barrier(Q_empty + 8 * slot, WARPS)",
+        "init_barrier(Q_empty + 8 * slot, CLUSTER * WARPS)",
         "init_barrier(Q_empty + 8 * slot, 1)",
         "in flight|race",
         problem="many",
     ),
     "a warp releases dO for all": mutant(
-        "init_barrier(dO_empty + 8 * slot, WARPS)",
+        "init_barrier(dO_empty + 8 * slot, CLUSTER * WARPS)",
         "init_barrier(dO_empty + 8 * slot, 1)",
         "deadlock",
         problem="many",
     ),
     "a warp hands on dS for all": mutant(
-        "init_barrier(dS_full + 8 * slot, WARPS)",
+        "init_barrier(dS_full + 8 * slot, of_peer ? 1 : WARPS)",
         "init_barrier(dS_full + 8 * slot, 1)",
         "deadlock",
     ),
@@ -404,6 +445,9 @@ ORDERED = {
         ("",),
     ),
     "the blocks that have begun are taken for additions": mutant("found % BEGUN != before", "found != before", "endless"),
+    "half of a pair's additions are waited for": mutant(
+        "ADDERS = WIDE ? CLUSTER * WARPS : 1", "ADDERS = WIDE ? WARPS : 1", "numbers", problem="pair"
+    ),
     "all blocks have the first keys": mutant("w.row_of(p, 0, 0), BEGUN)", "w.row_of(p, 0, 0), 0)", "race"),
 }
 # Of packed sequences. What lies behind a sequence is cleared for infinities alone (test_fa3_backward.py), and a thread block too
@@ -472,8 +516,9 @@ def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 IN_ORDER = {
     "": Problem(1, 1, 1, 130, 600, 40, "float16"),
     "window": Problem(1, 1, 1, 400, 400, 40, "float16", window=(130, 0)),
+    "pair": Problem(1, 1, 1, 60, 500, 136, "float16"),
 }
-"""Five and four column blocks: of two additions to zero, order changes nothing, and of three the machine's orders seldom."""
+"""Five and four column blocks, four of pairs: of two additions to zero, order changes nothing, and of three the machine's orders seldom."""
 
 
 def bits(schedule: BackwardSchedule, seed: int | None) -> tuple[BackwardExecution, bytes]:
