@@ -34,7 +34,11 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
             "producers": {"threads": fa3_tiles.WARPGROUP, "registers": producer},
             "consumers": {"threads": fa3_backward.CONSUMERS * fa3_tiles.WARPGROUP, "registers": consumer},
         },
-        "grid": {"thread_blocks": schedule.grid, "heads_that_alternate": schedule.alternate},
+        "grid": {
+            "thread_blocks": schedule.grid * schedule.cluster,
+            "cluster": schedule.cluster,
+            "heads_that_alternate": schedule.alternate,
+        },
         "ways": {name: cost(replace(schedule, deterministic=deterministic)) for name, deterministic in WAYS.items()},
     }
 
@@ -42,7 +46,11 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
 def show(report: Report, request: ProblemRequest, everything: bool) -> None:
     """Show the blocks and how they are run as text."""
     used, grid, limit = report["tiling"]["used"], report["grid"], report["device"]["sram_per_block"]
-    keys, consumers, wide = fa3_tiles.WARPGROUP_ROWS, fa3_backward.CONSUMERS, used["block_cols"] == fa3_tiles.WARPGROUP_ROWS
+    keys, consumers, wide = (
+        fa3_tiles.WARPGROUP_ROWS,
+        fa3_backward.CONSUMERS,
+        used["block_cols"] == fa3_tiles.WARPGROUP_ROWS * grid["cluster"],
+    )
     owned = (
         f"{keys} keys, of whose gradients each of {consumers} consumer warpgroups has half of the columns in registers, beside"
         if wide
@@ -53,6 +61,11 @@ def show(report: Report, request: ProblemRequest, everything: bool) -> None:
         f"where d and d_v are at most {fa3_tiles.SLAB} and nothing is asked for each score (a mask, a bias, a score function, "
         "dropout), else 64."
     )
+    if grid["cluster"] > 1:
+        say(
+            f"{grid['cluster']} thread blocks are a cluster, with the same Q_i and dO_i, which come to both at once. Each sends its dS "
+            "to the other one and makes half of the columns of dQ over the keys of both: half of the additions."
+        )
     click.echo()
     say(
         f"{used['block_rows']} x {used['block_cols']}: {report['roles']['consumers']['threads']} consumer threads of "
