@@ -199,7 +199,12 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
 
     @property
     def cluster(self) -> int:
-        return cluster(self.problem)
+        return self.block_cols // self.own_cols  # the tile says it: one of packed sequences does not know that it is
+
+    @property
+    def adders(self) -> int:
+        """Warps that each add a part of dQ of a row block, of those that have a column block together."""
+        return WARPS * self.cluster if is_wide(self.problem) else 1
 
     @property
     def own_cols(self) -> int:
@@ -235,7 +240,7 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
         walk = replace(super()._main_walk(launch, parts, sums), loop="Ig", alternate=self.alternate, cluster=self.cluster)
         if not self.deterministic:
             return walk
-        added = Move(TURNS, VISIT, write=True, times=adders(self.problem))
+        added = Move(TURNS, VISIT, write=True, times=self.adders)
         return replace(walk, moves=(*walk.moves, Move(TURNS, BEGIN, write=True), added))
 
     def workspaces(self) -> Mapping[str, Workspace]:

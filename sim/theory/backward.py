@@ -14,7 +14,7 @@ from cupyflash.request.score_sums import LARGEST, sum_field
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule
 from cupyflash.schedules.fa1_backward import Fa1BackwardSchedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule, SumsSchedule
-from cupyflash.schedules.fa3_backward import WARPS, Fa3BackwardSchedule, adders
+from cupyflash.schedules.fa3_backward import WARPS, Fa3BackwardSchedule
 from cupyflash.schedules.row_bases import RowBasesSchedule
 from cupyflash.sim.theory import forms
 from cupyflash.sim.theory.forms import FLOAT32, blocks_in
@@ -171,7 +171,7 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     turns = Counter[str]()
     if isinstance(schedule, Fa3BackwardSchedule) and schedule.deterministic and p.seqlen_q:
         turns["turns"] = INT32 * (
-            Nq + adders(p) * visits.blocks + col_blocks
+            Nq + schedule.adders * visits.blocks + col_blocks
         )  # 0 for each row; a visit adds 1 or more; a thread block counts itself
     read = {
         "Q": made * copied,
