@@ -32,9 +32,8 @@
 #include "mask.cuh"
 #include "mma.cuh"
 #include "sequence.cuh"
-#include "tma.cuh"
+#include "warp_roles.cuh"
 #include "weight.cuh"
-#include "wgmma.cuh"
 
 constexpr int WARPS = 4 * CONSUMERS, THREADS = WARPGROUP * (1 + CONSUMERS);
 constexpr bool WIDE = BC < 64 * CONSUMERS;
@@ -129,12 +128,6 @@ struct Shared {
     }
     publish_barriers();
   }
-};
-
-// A place in a ring: the slot, and the parity of the phase in which it is filled
-struct Slot {
-  int index, parity;
-  __device__ __forceinline__ Slot next() const { return index + 1 < STAGES ? Slot{index + 1, parity} : Slot{0, parity ^ 1}; }
 };
 
 // What a thread block has: a K/V block, and the Q blocks from `end - 1` down to `first` of each query head of the group; of a
@@ -262,23 +255,11 @@ template <class Visit> __device__ __forceinline__ void each_turn(const Params& p
 
 // --- the producer: a warp, whose first lane copies
 
-template <int ROWS>
-__device__ __forceinline__ void load_tile(unsigned to, const TensorMap& map, unsigned full, int slabs, int row, int head, int batch) {
-  for (int slab = 0; slab < slabs; slab++) load_box<1>(to + slab * ROWS * SLAB_ROW, map, full, slab * SLAB, row, head, batch);
-}
-
-// The same of Q or dO: of a pair each loads every other slab, for both.
+// A tile of Q or dO: of a pair each loads every other slab, for both.
 __device__ __forceinline__ void load_rows_tile(unsigned to, const TensorMap& map, unsigned full, int slabs, int row, int head, const Work& w) {
   if constexpr (!PAIRED) return load_tile<BR>(to, map, full, slabs, row, head, w.batch);
   for (int slab = w.j % CLUSTER; slab < slabs; slab += CLUSTER)
     load_box_for_all<CLUSTER>(to + slab * BR * SLAB_ROW, map, full, slab * SLAB, row, head, w.batch);
-}
-
-// Rows that are not there, but for what the tensor has: zeros, since a weight of 0 does not make nothing of an infinity.
-template <int ROWS> __device__ __forceinline__ void clear_rows(unsigned tile, int slabs, int from) {
-  for (int chunk = from * 8 + threadIdx.x % 32; chunk < ROWS * 8; chunk += 32)
-    for (int slab = 0; slab < slabs; slab++)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(tile + slab * ROWS * SLAB_ROW + chunk * 16), "r"(0) : "memory");
 }
 
 __device__ __forceinline__ void store_shared(unsigned at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
@@ -459,12 +440,6 @@ __device__ __forceinline__ void add_queries(const Params& p, const Shared& s, co
 
 // --- a consumer: one warpgroup, each warp of which has 16 keys, each lane parts of keys g and g + 8 of those
 
-__device__ __forceinline__ void meet(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void let_pass(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
 __device__ __forceinline__ float2 load_pair(unsigned at) {
   float2 pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(at) : "memory");

@@ -19,8 +19,7 @@
 #include "mma.cuh"
 #include "sinks.cuh"
 #include "softmax_origin.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
+#include "warp_roles.cuh"
 
 constexpr int CONSUMERS = BR / 64, WARPS = 4 * CONSUMERS, THREADS = WARPGROUP * (1 + CONSUMERS);
 constexpr int K_SLABS = slabs(HEAD_DIM), V_SLABS = slabs(VALUE_DIM);
@@ -76,27 +75,7 @@ constexpr int CUT = 1 << 29, ASKS = 1 << 30, NO_VISIT = -1;
 __device__ __forceinline__ int block_of(int visit) { return SKIPS ? visit & (CUT - 1) : visit; }
 __device__ __forceinline__ bool asks(int visit) { return !STATES || visit & ASKS; }
 
-// A place in the ring: the slot, and the parity of the phase in which it is filled
-struct Slot {
-  int index, parity;
-  __device__ __forceinline__ Slot next() const { return index + 1 < STAGES ? Slot{index + 1, parity} : Slot{0, parity ^ 1}; }
-};
-
 // --- the producer: one warp, whose first lane copies
-
-template <int ROWS, int HEADS = 1>
-__device__ __forceinline__ void load_tile(unsigned to, const TensorMap& map, unsigned full, int slabs, int row, int head, int batch) {
-  for (int slab = 0; slab < slabs; slab++) load_box<HEADS>(to + slab * ROWS * SLAB_ROW, map, full, slab * SLAB, row, head, batch);
-}
-
-// Rows of V behind the last key, where the tensor has something else: zeros, since a weight of 0 does not make nothing of an infinity.
-__device__ __forceinline__ void clear_rows(unsigned V, int from) {
-  for (int chunk = from * 8 + threadIdx.x % 32; chunk < BC * 8; chunk += 32)
-    for (int slab = 0; slab < V_SLABS; slab++)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(V + slab * BC * SLAB_ROW + chunk * 16), "r"(0) : "memory");
-  publish_writes();
-  __syncwarp();
-}
 
 // What a mask says of a row block's K/V blocks, of 32 at a time: each lane reads what it says of one.
 struct Tiles {
@@ -169,7 +148,9 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
     if (cut) {
       wait_for(s.V_came, came);
       came ^= 1;
-      clear_rows(V, w.masks.keys - j * BC);
+      clear_rows<BC>(V, V_SLABS, w.masks.keys - j * BC);
+      publish_writes();
+      __syncwarp();
       if (copies) arrive(full);
     }
     V_slot = V_slot.next();
@@ -231,13 +212,6 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
 }
 
 // --- a consumer: one warpgroup, each warp of which has 16 rows, each lane parts of rows g and g + 8 of those
-
-__device__ __forceinline__ void meet(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void let_pass(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
 
 constexpr int EARLY = BC / 8 < 4 ? BC / 8 : 4;  // of BC / 8, the exponentials that stand before the wait for O
 

@@ -21,7 +21,7 @@ from cupyflash.sim.numbers.yardstick import measure
 from mutants import Mutant, check_mutant, check_unbroken
 from suites import MORE, sample
 
-FA3, WORK, QUEUE, PRODUCTS = "fa3_forward.cu", "fa3_work.cuh", "fa3_queue.cu", "wgmma.cuh"
+FA3, WORK, QUEUE, PRODUCTS, ROLES = "fa3_forward.cu", "fa3_work.cuh", "fa3_queue.cu", "wgmma.cuh", "warp_roles.cuh"
 LOAD, STORE, PRODUCT = "d.shared::cluster.global.tile", "d.global.shared::cta.tile", "PRODUCT("
 PUT, WAIT, ARRIVE = "stmatrix", "mbarrier.try_wait", "mbarrier.arrive"
 PASSED = "st.shared.b32", "ld.shared.b32"
@@ -29,6 +29,10 @@ WRITTEN = "      if constexpr (SKIPS) write_shared(s.next + 4 * K_slot.index, ne
 COPIED = """      arrive_expecting(s.K_full + 8 * K_slot.index, K_BYTES);
       load_tile<BC>(s.K + K_slot.index * K_BYTES, given.K, s.K_full + 8 * K_slot.index, K_SLABS, w.place.first_key + j * BC,
                     w.place.kv_head, w.place.batch);
+"""
+CLEARED = """      clear_rows<BC>(V, V_SLABS, w.masks.keys - j * BC);
+      publish_writes();
+      __syncwarp();
 """
 LOADED = (LOAD, PRODUCT)
 
@@ -85,10 +89,10 @@ MUTANTS = {
     # what generic writes are to copies and products
     "O is not published": mutant("publish_writes();\n  meet", "meet", "proxy", STORE, PUT),
     "zeros are not published": mutant(
-        "publish_writes();\n  __syncwarp();", "__syncwarp();", "proxy", PRODUCT, "st.shared.v4", problem="lengths"
+        "publish_writes();\n      __syncwarp();", "__syncwarp();", "proxy", PRODUCT, "st.shared.v4", problem="lengths"
     ),
     "zeros are there for one lane": mutant(
-        "publish_writes();\n  __syncwarp();", "publish_writes();", "race|proxy", PRODUCT, "st.shared.v4", problem="lengths"
+        "publish_writes();\n      __syncwarp();", "publish_writes();", "race|proxy", PRODUCT, "st.shared.v4", problem="lengths"
     ),
     "barriers are not published": mutant("    publish_barriers();\n", "", "proxy|missing fence|race", LOAD, "mbarrier"),
     "nobody waits for barriers": mutant("s.init_barriers();\n  __syncthreads();", "s.init_barriers();", "race", "mbarrier"),
@@ -134,7 +138,7 @@ MUTANTS = {
     # barriers
     "a slot is not empty at first": mutant("K_slot = {0, 1}", "K_slot = {0, 0}", "deadlock", WAIT),
     "V's slot is not empty at first": mutant("V_slot = {0, 1}", "V_slot = {0, 0}", "deadlock", WAIT),
-    "the parity stays": mutant("Slot{0, parity ^ 1}", "Slot{0, parity}", "race|in flight|deadlock", *LOADED, WAIT),
+    "the parity stays": mutant("Slot{0, parity ^ 1}", "Slot{0, parity}", "race|in flight|deadlock", *LOADED, WAIT, file=ROLES),
     "the first K is not waited for": mutant(
         "wait_for(s.K_full + 8 * slot.index, slot.parity);", "", "in flight|race|uninitialised", *LOADED
     ),
@@ -164,8 +168,8 @@ MUTANTS = {
         "      came ^= 1;\n", "", "race|in flight|deadlock", *LOADED, "st.shared.v4", WAIT, problem="lengths"
     ),
     "a cut block is there before it is cut": mutant(
-        "      clear_rows(V, w.masks.keys - j * BC);\n      if (copies) arrive(full);",
-        "      if (copies) arrive(full);\n      clear_rows(V, w.masks.keys - j * BC);",
+        f"{CLEARED}      if (copies) arrive(full);",
+        f"      if (copies) arrive(full);\n{CLEARED[:-1]}",
         "race|proxy",
         PRODUCT,
         "st.shared.v4",
@@ -277,7 +281,7 @@ MUTANTS = {
     "slots overlap": mutant("V = K + STAGES * K_BYTES", "V = K + STAGES * K_BYTES - 1024", "race|in flight", *LOADED),
     # what is copied
     "K a row on": mutant("K_SLABS, w.place.first_key + j * BC,", "K_SLABS, w.place.first_key + j * BC + 1,", "numbers"),
-    "slabs have the same columns": mutant("full, slab * SLAB, row", "full, 0, row", "bytes"),
+    "slabs have the same columns": mutant("full, slab * SLAB, row", "full, 0, row", "bytes", file=ROLES),
     "O a row on": mutant("slab * SLAB, query, place", "slab * SLAB, query + 1, place", "bytes"),
     "warpgroups store the same rows": mutant("first = place.i * BR + c.group * 64;", "first = place.i * BR;", "race", STORE),
     "O is stored before the warpgroup has put it down": mutant(
@@ -288,7 +292,7 @@ MUTANTS = {
     "every key head is its query head": mutant(
         "head, head / p.group, p.Nq", "head, head, p.Nq", "bytes", problem="groups", file=WORK
     ),
-    "zeros begin a row late": mutant("chunk = from * 8 + ", "chunk = (from + 1) * 8 + ", "numbers", problem="lengths"),
+    "zeros begin a row late": mutant("chunk = from * 8 + ", "chunk = (from + 1) * 8 + ", "numbers", problem="lengths", file=ROLES),
     "no block is cut": mutant("cut = (PADDED || VARLEN) &&", "cut = false &&", "numbers", problem="lengths"),
     "the batch's length is the first's": mutant(
         "p.key_lengths[place.batch]", "p.key_lengths[0]", "numbers", problem="lengths", file=WORK
