@@ -126,7 +126,7 @@ def adders(problem: Problem) -> int:
 
 def rooms(problem: Problem, rows: int) -> tuple[Room, ...]:
     """Bytes of shared memory of a thread block by contents: K and V, through which dK and dV leave, the rings, dS of this turn and
-    of the one before or of both thread blocks of a pair, dQ unless heads are wide, K's columns of a pair's other thread block, and the
+    of the one before or of both thread blocks of a pair, dQ unless heads are wide, the columns of a pair's other keys, and the
     barriers with what tells whether a slot has a row of large scores."""
     k, v = slab_bytes(problem.head_dim), slab_bytes(problem.head_dim_v)
     whole, cols = -(-problem.head_dim // 16) * 16, own_cols(problem)
@@ -161,8 +161,8 @@ def fit(problem: Problem, device: Device) -> TileSize:
 
 @dataclass(frozen=True)
 class Fa3BackwardSchedule(Fa2BackwardSchedule):
-    """A thread block, or a pair of them, is a column block of a key head, and visits the row blocks that see it, of every query head
-    of the group.
+    """A thread block, or a pair of them, is a column block of a key head, and visits the row blocks that see it, of every query
+    head of the group.
 
     TMA copies the part of a block that is in the tensor: if a batch has fewer keys than k, the block in which they end is copied
     whole.

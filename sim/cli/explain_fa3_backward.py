@@ -63,8 +63,8 @@ def show(report: Report, request: ProblemRequest, everything: bool) -> None:
     )
     if grid["cluster"] > 1:
         say(
-            f"{grid['cluster']} thread blocks are a cluster, with the same Q_i and dO_i, which come to both at once. Each sends its "
-            "dS to the other one and makes half of the columns of dQ over the keys of both: half of the additions."
+            f"{grid['cluster']} thread blocks are a cluster, with the same Q_i and dO_i, which come to both at once. Each sends "
+            "its dS to the other one and makes half of the columns of dQ over the keys of both: half of the additions."
         )
     click.echo()
     say(
