@@ -99,7 +99,7 @@ MUTANTS = {
         "race",
         "by heads",
     ),
-    "the bias is that of other rows": mutant("((e % 2 ? 7 : 1) * row + (n", "(7 * row + (n", "numbers|bounds", "biased"),
+    "the bias is that of other rows": mutant("((e % 2 ? 7 : 1) * row + (n", "(7 * row + (n", "numbers|out of bounds", "biased"),
     "a second key has the first one's bias": mutant("8 * col - BR * row", "-BR * row", "numbers", "biased"),
     "a score function has no derivative": mutant(": of_given_score(weight, scored.slope);", ": weight;", "numbers", "scored"),
     "dropped weights of scaled scores reach dV": mutant("if (!is_kept(kept, n, e)) P[", "if (false) P[", "numbers", "scored"),
@@ -144,7 +144,7 @@ MUTANTS = {
         "return wait_for(s.dS_empty, slot.index);", "return;", "race|exited block", "pair"
     ),
     "the other one has not begun": mutant(
-        "  if constexpr (PAIRED) meet_cluster();  // the other one has begun\n", "", "block", "pair"
+        "  if constexpr (PAIRED) meet_cluster();  // the other one has begun\n", "", "not begun", "pair"
     ),
     "both of a pair have the same keys": mutant("w.kv_head, w.j + 1, w.keys", "w.kv_head, w.j, w.keys", "race|numbers", "pair"),
     "a pair's rows are those of its first keys": mutant(
@@ -347,8 +347,8 @@ MUTANTS = {
         "in flight",
     ),
     "dQ is read before it is there": mutant(
-        "      wait_for_products<1>(dQ);\n",
-        "      wait_for_products<2>(dQ);\n",
+        "      wait_for_products<BESIDE>(dQ);\n",
+        "      wait_for_products<BESIDE + 1>(dQ);\n",
         "in flight|race",
         problem="many",
     ),
@@ -445,8 +445,8 @@ ORDERED = {
         ("",),
     ),
     "the blocks that have begun are taken for additions": mutant("found % BEGUN != before", "found != before", "endless"),
-    "half of a pair's additions are waited for": mutant(
-        "ADDERS = WIDE ? CLUSTER * WARPS : 1", "ADDERS = WIDE ? WARPS : 1", "numbers", problem="pair"
+    "a pair waits for as many as thread blocks": mutant(
+        "(w.j / CLUSTER - visible", "(w.j - visible", "endless|deadlock", problem="pair"
     ),
     "all blocks have the first keys": mutant("w.row_of(p, 0, 0), BEGUN)", "w.row_of(p, 0, 0), 0)", "race"),
 }
