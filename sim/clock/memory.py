@@ -16,8 +16,8 @@ from .sass import Instruction
 SECTOR = 32
 FIRST_ADDRESS, APART = 1 << 40, 1 << 36
 """The distance of tensors: so far apart that no offset leads from one into the next."""
-SHARED_OFFSET, RANK_AT, WINDOW = 0xFFFFFF, 24, 1 << 32
-"""Of an address in shared memory: its offset, where the rank of the block in its cluster stands, what generic ones are below."""
+SHARED_OFFSET, RANK_AT = 0xFFFFFF, 24
+"""The bits of an address in shared memory that are its offset; where the rank of the block in its cluster stands."""
 SPACES = {
     **dict.fromkeys(("LDG", "LD", "STG", "ST", "ATOM", "ATOMG", "RED", "REDG", "LDGSTS"), "global"),
     **dict.fromkeys(("LDS", "STS", "LDSM", "STSM", "ATOMS"), "shared"),
@@ -45,11 +45,6 @@ class TensorBytes:
     write_bytes: int = 0
     read_sectors: int = 0
     write_sectors: int = 0
-
-
-def of_cluster(addresses: Array, active: Array) -> bool:
-    """True if generic addresses are of shared memory, of some block of the cluster."""
-    return bool(active.any()) and int(addresses[active].max()) < WINDOW
 
 
 @dataclass(frozen=True)
@@ -152,9 +147,10 @@ class Memory:
     def touch(
         self, space: str, addresses: Array, active: Array, size: int, data: Sequence[Array] | None, write: bool
     ) -> tuple[list[Array], bool]:
-        """Loads or stores for the active lanes, and counts what tensors are asked for."""
+        """Loads or stores for the active lanes, and counts what tensors are asked for. `space` "cluster": generic addresses of shared
+        memory, which say of which block of the cluster."""
         found = addresses[active]
-        if space != "global" or of_cluster(addresses, active):
+        if space != "global":
             begins = self.begins.get(space, self.clusters + (addresses >> RANK_AT) * self.strides["shared"])
             space = "local" if space == "local" else "shared"
             found = found % self.strides[space] if space == "local" else found & SHARED_OFFSET
@@ -300,7 +296,7 @@ class MemoryWork:
             return None
         if i.opcode in ("LDSM", "STSM"):
             return self.matrices(lanes, memory, addresses, active)
-        space = "shared" if i.opcode in GENERICS and (addresses[active] < FIRST_ADDRESS).all() else self.space
+        space = "cluster" if i.opcode in GENERICS and (addresses[active] < FIRST_ADDRESS).all() else self.space
         if i.opcode in ATOMICS:
             self.atomic(lanes, memory, addresses, active)
         elif self.write:
@@ -312,7 +308,7 @@ class MemoryWork:
         return self.access(space, addresses, active)
 
     def access(self, space: str, addresses: Array, active: Array, to: WarpAccess | None = None) -> WarpAccess:
-        space = "shared" if space == "global" and of_cluster(addresses, active) else space
+        space = "shared" if space == "cluster" else space
         return WarpAccess(space, self.size, self.write, addresses.reshape(-1, WARP), active.reshape(-1, WARP), to)
 
     def load(self, lanes: Lanes, memory: Memory, space: str, addresses: Array, active: Array, guard_unknown: bool) -> None:
