@@ -227,3 +227,16 @@ def test_gradients_by_warpgroup_products_have_a_clock(causal: bool) -> None:
     assert (clock.work is not None) == causal and 1 < time.flops / (5 * problem.flops / 2 / (1 + causal)) < 1.25
     assert time.seconds > sum(each.time().seconds for name, each in found.items() if name != "fa3_backward")
     assert max(b - a for a, b in pairwise(turns)) < 2 * np.median(np.diff(turns)) and "without" in time.sampled
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("causal", [False, True])
+def test_pairs_that_send_each_other_what_they_have_are_run_together(causal: bool) -> None:
+    """Copies and stores from one block of a cluster to the other, whose barriers count them; dQ is added once for both."""
+    problem = Problem(1, 2, 2, 256, 256, 192, "float16", causal=causal)
+    *_, clock, _ = clocks(plan_backward(problem, Device.named("H100-SXM"), "fa3"))
+    assert clock.launch.cluster == (2, 1, 1) and clock.time().seconds > 0
+    for _ in clock.launch.run(*(clock.launch.index(block) for block in range(8))):
+        pass
+    rows = 2 * (256 + (128 if causal else 256))  # of two heads with two pairs each, the second of which half of the rows see
+    assert clock.launch.traffic["dQ_acc"].write_bytes >= rows * 192 * 4
