@@ -238,5 +238,5 @@ def test_pairs_that_send_each_other_what_they_have_are_run_together(causal: bool
     assert clock.launch.cluster == (2, 1, 1) and clock.time().seconds > 0
     for _ in clock.launch.run(*(clock.launch.index(block) for block in range(8))):
         pass
-    rows = 2 * (256 + (128 if causal else 256))  # of two heads with two pairs each, the second of which half of the rows see
+    rows = 2 * (256 + (128 if causal else 256))  # half of them see the keys of the second pair
     assert clock.launch.traffic["dQ_acc"].write_bytes >= rows * 192 * 4
