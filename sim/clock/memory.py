@@ -147,8 +147,8 @@ class Memory:
     def touch(
         self, space: str, addresses: Array, active: Array, size: int, data: Sequence[Array] | None, write: bool
     ) -> tuple[list[Array], bool]:
-        """Loads or stores for the active lanes, and counts what tensors are asked for. `space` "cluster": generic addresses of shared
-        memory, which say of which block of the cluster."""
+        """Loads or stores for the active lanes, and counts what tensors are asked for. `space` "cluster": generic addresses of
+        shared memory, which say of which block of the cluster."""
         found = addresses[active]
         if space != "global":
             begins = self.begins.get(space, self.clusters + (addresses >> RANK_AT) * self.strides["shared"])
