@@ -184,7 +184,7 @@ def choose_backward(problem: Problem, device: Device, tiling: TilingChoice = Non
     of narrow heads, too.
 
     Arguments as those of `choose`. On an H100 fa3 took about half of fa2's time (docs/measured.md); of d above 128, which no GPU
-    has timed, the clock has it at 0.7 (docs/kernels.md).
+    has timed, the clock has it at 0.6 to 0.7 (docs/kernels.md).
     """
     if tiling is not None:
         return Choice("fa2", "tiling= speaks of fa2's blocks")

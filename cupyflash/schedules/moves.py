@@ -141,7 +141,8 @@ class Walk:
     for blocks to be followed one by one. `works`: the number of pieces of work, if not all thread blocks find one. `alternate`: the
     thread blocks of so many key heads alternate in the launch. `takes`: how blocks take one piece of work after the other, if
     they do. `any_order`: a launch may have the blocks in another order. `inner_first`: the first of what passes by is asked for
-    before what stays. `cluster`: the number of thread blocks that have a piece of work together, each with `rooms` for its part.
+    before what stays. `cluster`: the number of thread blocks that have a piece of work together, each with
+    `rooms` for its part of the keys.
     """
 
     kernel: str

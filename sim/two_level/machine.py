@@ -86,7 +86,8 @@ class Machine:
                 found += times * tally.works
                 for move in walk.moves:
                     if elements := tally.elements(move):
-                        self.move(move, times * elements, -(-tally.largest(move) // walk.cluster))
+                        shared = walk.cluster if move.tensor.of == "key" else 1  # blocks of a cluster have the same rows
+                        self.move(move, times * elements, -(-tally.largest(move) // shared))
             for move in walk.moves:
                 if move.tensor.of in OF_WORKS and walk.works is not None:  # those who find none look for one too
                     self.move(move, (walk.works - found) * move.tensor.width, 0)
