@@ -110,6 +110,20 @@ def test_nan_is_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.isnan(args[1].view(np.float32)).any() and given_up.code("k").gave_up
 
 
+@pytest.mark.parametrize("warps", [1, 9, 40])
+def test_sums_begin_at_the_lowest_k(monkeypatch: pytest.MonkeyPatch, warps: int) -> None:
+    """However many warps there are: equal to a plain loop in the bits, signs of zeros included."""
+    a, b = (RNG.standard_normal((warps, rows, 16)).astype(np.float16).astype(np.float32) for rows in (16, 8))
+    a[:, 3], b[:, 5] = -0.0, 0
+    expected, out = np.zeros((2, warps, 16, 8), np.float32)
+    for k in range(16):
+        expected += a[:, :, None, k] * b[:, None, :, k]
+    for own in (sums_in_order, lambda *_: False):
+        monkeypatch.setattr(matrices, "sums_in_order", own)
+        products(a, b, out)
+        assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))
+
+
 def test_sums_have_one_order_on_every_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy adds the products one after the other if BLAS has another order; compiled code likewise."""
     a, b = (RNG.standard_normal((9, rows, 16)).astype(np.float16).astype(np.float32) for rows in (16, 8))

@@ -402,6 +402,10 @@ def multiplied(i: PtxInstruction, shape: str, types: Sequence[str]) -> Plan:
     return warpwise(bind, i, d_args, [*a_args, *b_args, *c_args], mode=0, flops=2 * m * n * k, keeps=len(a_args))
 
 
+# From so many warps on rows of one element of each are longer than those of one warp's elements (timed; 4 warps: 42 and 9 us).
+MANY_WARPS = 32
+
+
 @cache
 def sums_in_order(m: int, n: int, k: int) -> bool:
     """True if this host's BLAS, which knows other orders, adds the products of each sum one after the other, fused."""
@@ -422,6 +426,11 @@ def products(a: Array, b: Array, out: Array) -> None:
     """
     if sums_in_order(*a.shape[1:2], *b.shape[1:]):
         np.matmul(a, b.transpose(0, 2, 1), out)
+        return
+    if len(a) < MANY_WARPS:
+        lefts, rights = (factor.transpose(2, 0, 1).copy() for factor in (a, b))
+        sums = np.add.reduce(rights[..., None] * lefts[:, :, None], axis=0, initial=np.float32(0))
+        np.copyto(out, sums.transpose(0, 2, 1))
         return
     # Warps come last, where there are most of them.
     total = np.zeros((a.shape[1], b.shape[1], len(a)), np.float32)
