@@ -7,8 +7,10 @@ other ones for each CUPYFLASH_TEST_DRAW; `--record FILE` adds a line about the r
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import gc
+import importlib
 import json
 import os
 import platform
@@ -101,6 +103,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Every second worker imports the files from the last on, so that each rewrites the asserts of half of them for both."""
+    worker = getattr(session.config, "workerinput", {}).get("workerid", "gw0")
+    if int(worker.removeprefix("gw")) % 2 and session.config.args == ["tests"] and not session.config.getoption("room"):
+        for path in sorted(Path(__file__).parent.glob("test_*.py"), reverse=True):
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # collection will say it
+                importlib.import_module(path.stem)
 
 
 LONG = frozenset((Path(__file__).parent / "long.txt").read_text().splitlines())
