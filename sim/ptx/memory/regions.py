@@ -93,7 +93,7 @@ class Region:
             return int(self.lengths.sum()) // SECTOR
         first, last = self.starts // SECTOR, (self.starts + self.lengths - 1) // SECTOR
         count = last - first + 1
-        return len(np.unique(np.stack((np.repeat(self.row, count), ranges(first, count))), axis=1).T)
+        return len(np.unique(np.repeat(self.row << WINDOW_BITS, count) + ranges(first, count)))
 
     def fetch(self) -> Array:
         """Returns the bytes as chunks, (n, size // CHUNK), filled outside of the tensor."""

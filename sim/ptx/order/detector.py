@@ -138,9 +138,19 @@ class Detector(Order):
         """Reports earlier accesses that an access is not ordered behind. A copy in flight is over for no lane, its own included."""
         if not table.used or (access.boxes is not None and self.clear(access, access.boxes, table, other)):
             return
-        lanes, who, rows, in_flight = access.lanes, access.who, access.rows, other in (COPY, LANDING)
         if access.last is not None and not self.recent(access, table):
             return
+        lanes, lane, rows, in_flight = access.lanes, access.who.lane, access.rows, other in (COPY, LANDING)
+        some: Array | None = None
+        if table.columns > 1 and self.sharing.proxies:
+            # A row has an entry for each warp, and of most rows that anybody looks at nobody has touched one.
+            touched = table.touched.take(rows)
+            count = np.count_nonzero(touched)
+            if not count:
+                return
+            if count < len(rows):
+                some = np.flatnonzero(touched)
+                lane, rows = lane[some], rows[some]
         entries = table.entries.take(rows, 0)
         if access.shadow.shared and not in_flight:
             floor, synced = self.floors(lanes)
@@ -150,19 +160,20 @@ class Detector(Order):
             maybe = stamps > floor
             if synced > floor and table.columns == 1:
                 # Most often the warp itself wrote what it reads, before it last met.
-                maybe &= ((entries ^ who.lane.view(np.uint64)[:, None]) & WARP_BITS != 0) | (stamps > synced)
+                maybe &= ((entries ^ lane.view(np.uint64)[:, None]) & WARP_BITS != 0) | (stamps > synced)
         else:
             maybe = entries != 0
         collective = access.collective or in_flight
         if not collective and np.count_nonzero(maybe):
-            maybe &= (entries & LOW) != who.lane.astype(np.uint64)[:, None]
+            maybe &= (entries & LOW) != lane.astype(np.uint64)[:, None]
         if not np.count_nonzero(maybe):
             return
         where, column = np.nonzero(maybe)
         chosen = entries[where, column]
-        race = self.unordered(who.lane[where], chosen, collective)
+        race = self.unordered(lane[where], chosen, collective)
         if race.any():
             where, chosen, by = where[race], chosen[race], table.by[rows[where[race]], column[race]]
+            where = where if some is None else some[where]
             if (verb, other) != ("write", "write"):
                 self.report(access, where, chosen, by, (verb, other))
                 return
