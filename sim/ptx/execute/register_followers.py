@@ -237,11 +237,15 @@ class Shadows:
         """Returns an instruction's thunk, preceded by its effect on the shadows."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         read = [n for n in names((*plan.reads, *plan.writes)) if n in self.rows]
-        rows, written = ({n: np.empty(frame.n, self.rows[n].dtype) for n in read} for _ in range(2))
-        targets = [n for n in names(plan.writes) if n in rows]
-        changes = [self.twin(frame, pc, rows, False), self.twin(frame, pc, written, True)]
+        targets = [n for n in names(plan.writes) if n in read]
         predicate = frame.predicate(i)
-        named = frozenset(rows).union([i.predicate[0].name] if i.predicate else [])
+        named = frozenset(read).union([i.predicate[0].name] if i.predicate else [])
+
+        def twins() -> tuple[dict[str, Array], dict[str, Array], list[Thunk]]:
+            rows, written = ({n: np.empty(frame.n, self.rows[n].dtype) for n in read} for _ in range(2))
+            return rows, written, [self.twin(frame, pc, rows, False), self.twin(frame, pc, written, True)]
+
+        effect = frame.later(twins)
 
         def run() -> None:
             lanes = frame.lanes
@@ -250,6 +254,7 @@ class Shadows:
                 return
             told, blank = self.judge(pc, lanes, predicate)
             if targets:
+                rows, written, changes = effect()
                 for name, row in rows.items():
                     row[:] = self.rows[name][lanes.index]
                     # A lane may have written all of a register unwatched.

@@ -81,6 +81,7 @@ class RegisterFrame(Frame):
         self.valid = 0
         self.dirty = 0
         self.live = 0
+        self.mode = self.code.base_mode
         self._views: dict[tuple[tuple[int, int], int, bool], Array] = {}
         self._thunks: dict[tuple[int, int], list[Thunk]] = {}
 
@@ -139,7 +140,7 @@ class RegisterFrame(Frame):
     def plain(self, start: int, end: int) -> list[Thunk]:
         """Binds these instructions to NumPy's functions."""
         found: list[Thunk] = []
-        mode = base = self.code.base_mode
+        self.mode = base = self.code.base_mode
         held: tuple[str, ...] = ()
         for pc in range(start, end):
             plan, instruction = self.code.plans[pc], self.code.instructions[pc]
@@ -147,9 +148,9 @@ class RegisterFrame(Frame):
                 names = (*instruction.mods, *(register_name(a) for a in plan.reads[: plan.keeps]))
                 self.kept = names == held and instruction.predicate is None
                 held = names if instruction.predicate is None else ()
-            if plan.mode is not None and plan.mode != mode:
-                mode = plan.mode
-                found.append(ENVIRONMENT.setter(mode))
+            if plan.mode is not None and plan.mode != self.mode:
+                self.mode = plan.mode
+                found.append(ENVIRONMENT.setter(self.mode))
             out, ins = [self.array(a) for a in plan.writes], [self.array(a) for a in plan.reads]
             thunk = self.guarded(plan, instruction, out, ins, self.machine.memory.tally.predicated_off)
             for follower in self.machine.followers:
@@ -158,8 +159,26 @@ class RegisterFrame(Frame):
             found.append(thunk)
             if held and any(register_name(a) in held for a in plan.writes):
                 held = ()
-        if mode != base:
+        if self.mode != base:
             found.append(ENVIRONMENT.setter(base))
+        return found
+
+    def later(self, make: Callable[[], Any]) -> Callable[[], Any]:
+        """Returns a function that returns what `make` binds, at its first call: beside an instruction, for what is rarely needed.
+
+        It binds as `plain` does: in the floating-point environment of the code's beginning, no operand of a product kept.
+        """
+        mode, made = self.mode, list[Any]()
+
+        def found() -> Any:
+            if not made:
+                ENVIRONMENT.setter(self.code.base_mode)()
+                self.kept, kept = False, self.kept
+                made.append(make())
+                self.kept = kept
+                ENVIRONMENT.setter(mode)()
+            return made[0]
+
         return found
 
     def guarded(
@@ -171,7 +190,7 @@ class RegisterFrame(Frame):
             return thunk
         register, negated = instruction.predicate
         predicate = self.array(Arg(register, FILE_DTYPES[1]))
-        some = self._merged(plan, out, ins) if plan.pure else self._selected(plan, out, ins)
+        some = self.later(partial(self._merged if plan.pure else self._selected, plan, out, ins))
         n = self.n
 
         def run() -> None:
@@ -183,7 +202,7 @@ class RegisterFrame(Frame):
                 return
             off[instruction] += n - int(count)
             if count:
-                some(~predicate if negated else predicate)
+                some()(~predicate if negated else predicate)
 
         return run
 
