@@ -63,6 +63,7 @@ class Detector(Order):
         self.shared_shift = sharing.shared_granule.bit_length() - 1
         self.granules = shared_stride >> self.shared_shift
         self.numbers = np.min_scalar_type(size)
+        self.shared = Shadow(0, 1, True, self.numbers)
         self.segments = segments
         self._areas: dict[int, Area | None] = {}
         self.in_history = False
@@ -112,8 +113,8 @@ class Detector(Order):
 
     def forget(self) -> None:
         """Gives the memory of all shadows back, which objects that refer to each other would keep until the garbage collection."""
-        for _, area in self.touched():
-            vars(area.shadow).clear()
+        for shadow in (self.shared, *(area.shadow for _, area in self.touched())):
+            vars(shadow).clear()
         self._areas.clear()
 
     def touched(self) -> list[tuple[Segment, Area]]:
