@@ -90,6 +90,17 @@ def hard_fma(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, 
     return a, b, c
 
 
+@pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
+def test_arithmetic_of_some_lanes_rounds_as_that_of_all(mode: str, rng: np.random.Generator) -> None:
+    """The first lanes that differ, behind an instruction that rounds another way; what follows rounds to nearest again."""
+    a, b = finite(rng, "f32", N), finite(rng, "f32", N)
+    body = f"""add.rn.f32 %d0, %a0, %a1; setp.lt.f32 %q, %a0, %a1; mov.b32 %d1, %a0; @%q add.{mode}.f32 %d1, %a0, %a1;
+    add.rn.f32 %d2, %a0, %a1; add.{mode}.f32 %d3, %a0, %a1;"""
+    near, some, after, all_lanes = (x.view(np.float32) for x in apply(body, [a, b], ["u4"] * 4, ".reg .pred %q;"))
+    assert (near != all_lanes).any() and same(after, near)
+    assert same(some, np.where(a < b, all_lanes, a))
+
+
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
 def test_fma_f32_rounds_once(mode: str, rng: np.random.Generator) -> None:
     def exact(x: Fraction, y: Fraction, z: Fraction) -> Fraction:

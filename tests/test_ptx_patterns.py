@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from test_ptx_harness import compile_cuda
 from cupyflash import Device, Problem, plan
 from cupyflash.sim.execution import allocate, run
 from cupyflash.sim.ptx.decode.matrices import HALF_VALUES, widen_halves
+from cupyflash.sim.ptx.order.shadow import Shadow
 from cupyflash.sim.ptx.state.lane_sets import REMEMBERED_LANES, Grid, LaneSet, Wave, wavefronts
 from cupyflash.sim.ptx.state.segments import PAGE, Pages
 from suites import wide
@@ -82,6 +84,27 @@ def test_every_half_is_widened_exactly() -> None:
 
 
 # -- memory -------------------------------------------------------------------------------------------------------------
+
+
+def test_shadows_go_with_their_launch() -> None:
+    """Objects of a launch refer to each other: the shadows, most of its memory, do not wait for the garbage collector."""
+    source = """extern "C" __global__ void k(float* x) {
+        __shared__ float s[64];
+        s[threadIdx.x] = 1;
+        x[threadIdx.x] += s[63 - threadIdx.x];
+    }"""
+    module, shadows = compile_cuda(source), []
+    made = Shadow.__init__
+
+    def kept(shadow: Shadow, *args: Any) -> None:
+        made(shadow, *args)
+        shadows.append(shadow)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Shadow, "__init__", kept)
+        assert module.launch(None, 2, 64, [np.zeros(64, np.float32)]).findings
+    left = [shadow for shadow in shadows if vars(shadow) and shadow.writes.rows]
+    assert len(shadows) == 3 and not left  # one before the first wave, one of shared memory, one of x
 
 
 def peak(call: object) -> int:
