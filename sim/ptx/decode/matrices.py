@@ -110,7 +110,7 @@ def matrix_rows(
     matrix i.
     """
     address, every = address_thunk(frame, base, offset), count == 4
-    at = np.flatnonzero(np.arange(frame.n) % WARP < 8 * count)
+    at = frame.lend(("matrix rows", count), lambda: np.flatnonzero(np.arange(frame.n) % WARP < 8 * count))
 
     def rows() -> tuple[LaneSet, Array]:
         addresses = address()
@@ -160,7 +160,7 @@ def stmatrix(i: PtxInstruction) -> Plan:
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         (port, rows), warps = matrix_rows(frame, i, space, count, ins[0], offset), frame.n // WARP
-        words = np.empty((warps, count, WARP), np.uint32)
+        words = frame.temp("stmatrix", (warps, count, WARP), np.uint32)
 
         def run() -> None:
             for k, register in enumerate(ins[1:]):

@@ -131,9 +131,9 @@ class GlobalPort(Port):
     """Named tensors, constant and parameter memory."""
 
     def prepare(self, n: int) -> None:
-        self.bad = np.empty(n, bool)
+        self.bad = self.memory.lend("bad", n, np.dtype(bool))
         self.relative = np.empty(n, np.uint64)
-        self.scratch = np.empty(n, np.uint64)
+        self.scratch = self.memory.lend("low bits", n, np.dtype(np.uint64))
         self.index = self.relative.view(np.int64)
         self.low = np.array(self.size - 1, np.uint64)
         self.bits = np.array(self.shift, np.uint64)
@@ -309,7 +309,7 @@ class SharedPort(_BlockPort):
     space = "shared"
 
     def prepare(self, n: int) -> None:
-        self.state = np.empty(n, ELEMENT[self.size])
+        self.state = self.memory.lend("states", n, ELEMENT[self.size])
         self.words = self.state.view(np.uint64) if self.size > 8 else self.state
         self.written = pattern(WRITTEN, min(self.size, 8))
         self.home = self.memory.homes.get(self.instruction)

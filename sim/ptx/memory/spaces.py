@@ -78,6 +78,15 @@ class LaunchMemory:
         self._shared = np.empty(0, np.uint8)
         self._state = np.empty(0, np.uint8)
         self._local = np.empty(0, np.uint8)
+        self._lent: dict[tuple[str, int, np.dtype[Any]], Array] = {}
+
+    def lend(self, name: str, n: int, dtype: np.dtype[Any]) -> Array:
+        """Lends an array to work in while one instruction looks at memory; whoever asks for the same gets the same."""
+        key = name, n, dtype
+        found = self._lent.get(key)
+        if found is None:
+            found = self._lent[key] = np.empty(n, dtype)
+        return found
 
     def begin_wave(self, wave: Wave) -> None:
         # Unwritten memory is all ones: NaN in every floating-point format, so that a use of it shows.
