@@ -43,8 +43,8 @@ AMONG_THREADS = """
 for delay in DELAYS:
     main = threading.main_thread().ident
     timer = threading.Timer(delay, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
     try:
+        timer.start()  # which waits for the thread, on a busy machine longer than the delay
         threads(3, work)
         raise AssertionError("nothing was raised")
     except KeyboardInterrupt:
