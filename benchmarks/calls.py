@@ -36,7 +36,7 @@ from cupyflash.sim.clock.measured import RESULTS, files, same_chip
 from cupyflash.sim.clock.measured import read as lines_of
 from cupyflash.sim.clock.memory import APART, FIRST_ADDRESS
 from cupyflash.sim.clock.planned import clocks
-from cupyflash.sim.clock.whole import Clock
+from cupyflash.sim.clock.whole import RULES, Clock
 from cupyflash.sim.program.launches import LaunchRequest
 from cupyflash.sim.program.runtime import Runtime
 from cupyflash.sim.program.session import run_program
@@ -106,7 +106,8 @@ def calls() -> Iterator[Call]:
 
 @dataclass(frozen=True)
 class Figure:
-    """A call's time: whose kernels, its seconds and TFLOP/s, what binds its longest launch and the class of that one."""
+    """A call's time: whose kernels, its seconds and TFLOP/s, what binds its longest launch and the class of that one; `rules`: the
+    number of the clock's rules (`whole.RULES`)."""
 
     call: Call
     whose: str
@@ -114,6 +115,7 @@ class Figure:
     tflops: float
     binds: str
     kind: str
+    rules: int = 0
 
     @property
     def error(self) -> KnownError:
@@ -151,7 +153,7 @@ def figure(call: Call, programs: Path | None = None, tile: tuple[int, int] | Non
     clock, longest = max(timed, key=lambda pair: pair[1].seconds)
     seconds = sum(time.seconds for _, time in timed)
     whose = OURS if programs is None else THEIRS.format(call.algorithm[-1])
-    return Figure(call, whose, seconds, call.flops / seconds / 1e12, longest.binds, kind_of(clock, longest))
+    return Figure(call, whose, seconds, call.flops / seconds / 1e12, longest.binds, kind_of(clock, longest), RULES)
 
 
 @cache

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from test_clock import FAST, H100, code_of
+from test_clock import A6000, FAST, H100, code_of
 
-from cupyflash.sim.clock.multiprocessor import ClockedMultiprocessor, Issue
+from cupyflash.sim.clock.multiprocessor import ClockedMultiprocessor, Cost, Issue
 from cupyflash.sim.clock.rates import ChipRates
 from cupyflash.sim.clock.sass import Control
 from cupyflash.sim.clock.steps import step_of
+from cupyflash.sim.clock.whole import RULES
 
 TEXTS = {
     "fadd": "FADD R{0}, R{0}, 1.5",
@@ -53,3 +54,27 @@ def test_a_sub_core_issues_its_warps_as_an_h100_did(names: str, stall: int, yiel
     found = [clocks(names.split(), stall, yields, warps) for warps in (1, 2, 3, 4)]
     assert found == pytest.approx(measured, rel=NEAR)
     assert [found[k] for k in (0, 1)] == pytest.approx(measured[:2], rel=0.1)
+
+
+PINNED = {1: 13627.0}
+"""Clocks of the mixture below by the number of the rules by which they are."""
+
+
+def test_times_change_only_with_the_number_of_the_rules() -> None:
+    """If this fails, times have changed: raise RULES, and pin the clocks that the new rules give."""
+    rates = ChipRates.of(A6000)
+    texts = (
+        "LDG.E R0, [R2.64]",
+        "LDS R1, [R4]",
+        "FFMA R5, R0, R1, R5",
+        "IMAD R6, R6, 3, RZ",
+        "MUFU.EX2 R7, R5",
+        "STG.E [R2.64], R7",
+    )
+    code = code_of(
+        *[(text, Control(2, writes=k if k < 2 else None, waits=(0, 1) if k == 2 else ())) for k, text in enumerate(texts)]
+    )
+    costs = {0: Cost(2.0, 128.0, 32.0), 1: Cost(1.0), 5: Cost(2.0, 128.0, 128.0)}
+    traces = [[[Issue(at, costs.get(at)) for at in range(len(code))] * 20] * 12] * 3
+    run = ClockedMultiprocessor([step_of(each, rates) for each in code], rates, FAST, 2).run(traces, 66.0)
+    assert run.clocks == pytest.approx(PINNED[RULES], rel=1e-6)

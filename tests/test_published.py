@@ -17,6 +17,7 @@ import pytest
 from cupyflash import Device
 from cupyflash.launch.nvrtc import compile_to_cubin
 from cupyflash.sim.clock import sass
+from cupyflash.sim.clock.whole import RULES
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -250,6 +251,14 @@ def test_scores_are_absolute_within_the_rates_and_after_one_factor() -> None:
     other = [result(1.0, 2.0), result(1.2, 1.0), result(1.02, 9.0)]  # 1.0 and 1.02 have no order
     assert scores.Score([other]).tau == -1 and scores.Score([slow, other]).tau == pytest.approx(1 / 5)
     assert scores.Score([[slow[0]]]).tau is None
+
+
+def test_figures_by_older_rules_of_the_clock_are_named() -> None:
+    new, old = result(1.0, 1.1), result(1.0, 1.2)
+    new = replace(new, rules=RULES)
+    results = {"a": {"1": new, "2": old}, "b": {"3": old}, "c": {"4": new}}
+    assert scores.stale(results) == "2 of 4 figures are by older rules of the clock: a (2), b (all)"
+    assert scores.stale({"c": {"4": new}}).endswith(": none")
 
 
 def test_the_table_and_the_known_errors_are_those_of_the_results() -> None:

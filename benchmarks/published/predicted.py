@@ -27,7 +27,7 @@ from cupyflash import Device
 from cupyflash.sim.clock import sass
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.known import kind_of
-from cupyflash.sim.clock.whole import Clock
+from cupyflash.sim.clock.whole import RULES, Clock
 from cupyflash.sim.ptx import TensorMap
 from cupyflash.sim.ptx.memory.swizzles import ADDRESS_AT
 from cupyflash.sim.ptx.parameters import POINTER_BYTES, BoundArguments, BoundTensor
@@ -154,7 +154,7 @@ def predict(ladder: Ladder, step: Step, clocks: Sequence[Clock]) -> Result:
     lowest = seconds if low == high else sum(clock.again(mhz=low).time().seconds for clock in clocks)
     varied = [clock.spread() for clock in clocks]
     least, most = (sum(each[side] for each in varied) for side in (0, 1))
-    return Result(step.seconds, seconds, lowest, least, most, kind_of(slowest, longest), longest.binds)
+    return Result(step.seconds, seconds, lowest, least, most, kind_of(slowest, longest), longest.binds, RULES)
 
 
 def main(words: Sequence[str] | None = None) -> int:

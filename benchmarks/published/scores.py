@@ -2,7 +2,8 @@
 
 python benchmarks/published/scores.py [--write]
 
-prints the table of docs/clock.md; --write puts it there, and the errors by class of kernels into cupyflash/clock_errors.toml.
+prints the table of docs/clock.md, and which figures are stale; --write puts the table there, and the errors by class of kernels
+into cupyflash/clock_errors.toml.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from cupyflash.sim.clock.measured import RESULTS as MEASURED
 from cupyflash.sim.clock.measured import measured
 from cupyflash.sim.clock.measured import read as lines_of
 from cupyflash.sim.clock.predicted import formula_of
+from cupyflash.sim.clock.whole import RULES
 from published import FOLDER, USES, ladders
 
 RESULTS = FOLDER / "predicted.json"
@@ -47,7 +49,8 @@ class Result:
     """The times of a step in seconds: measured, predicted at the highest clock rate of the ladder's file and at the lowest.
 
     `least` and `most`: predictions at the highest rate with other phases of blocks and assumed latencies. `kind`: the class of the
-    kernel that takes longest (`known.kind_of`), `binds`: its nearest limit.
+    kernel that takes longest (`known.kind_of`), `binds`: its nearest limit. `rules`: the number of the clock's rules by which they
+    were made (`whole.RULES`).
     """
 
     measured: float
@@ -57,6 +60,7 @@ class Result:
     most: float
     kind: str
     binds: str
+    rules: int = 0
 
     @property
     def ratio(self) -> float:
@@ -92,7 +96,9 @@ def called(path: Path = CALLS) -> dict[str, dict[str, Result]]:
         if ladder is None or step is None or (call["direction"], call["device"]) != ("forward", ladder.device):
             continue
         lowest = seconds * ladder.clock.mhz[1] / ladder.clock.mhz[0]
-        found.setdefault(name, {})[place] = Result(step.seconds, seconds, lowest, seconds, seconds, each["kind"], each["binds"])
+        found.setdefault(name, {})[place] = Result(
+            step.seconds, seconds, lowest, seconds, seconds, each["kind"], each["binds"], each.get("rules", 0)
+        )
     return found
 
 
@@ -163,6 +169,14 @@ class Score:
             f"{bias_of(self.ratios):+.1%}".replace("%", " %"),
             "" if self.spread is None else f"{self.spread:.1%}".replace("%", " %"),
         ]
+
+
+def stale(results: Results) -> str:
+    """Names the results that were made by older rules of the clock, by ladder."""
+    old = {name: [step for step, one in steps.items() if one.rules < RULES] for name, steps in results.items()}
+    named = [f"{name} ({'all' if own == list(results[name]) else '; '.join(own)})" for name, own in old.items() if own]
+    count, every = sum(map(len, old.values())), sum(map(len, results.values()))
+    return f"{count} of {every} figures are by older rules of the clock: {', '.join(named) or 'none'}"
 
 
 def middle(ratios: Sequence[float]) -> float:
@@ -289,6 +303,7 @@ def main(words: Sequence[str] | None = None) -> int:
         PAGE.write_text(page(PAGE.read_text(), results))
         ERRORS.write_text(errors(results))
     print(table(results))
+    print(stale(results))
     return 0
 
 

@@ -33,7 +33,9 @@ LIMITS: Mapping[int, str] = {
 }
 """The names of a sub-core's units in a result."""
 
-
+RULES = 1
+"""The number of the rules and constants by which times are made: raised by each change of either that changes times, so that
+predictions on file say whether they are stale (benchmarks/published)."""
 VARIED = (0.7, 1.4)
 """Factors of assumed latencies for a spread, and of the clocks between the launches of two blocks."""
 PHASES = (0, 3)
