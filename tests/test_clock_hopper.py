@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from cupyflash.sim.clock import recorded, sass
 from cupyflash.sim.clock.engines import Products
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.multiprocessor import IDLE, ClockedMultiprocessor, Cost, Issue
+from cupyflash.sim.clock.operands import UnknownInstruction
 from cupyflash.sim.clock.power import Power
 from cupyflash.sim.clock.rates import ChipRates, Constant
 from cupyflash.sim.clock.sass import Control
@@ -380,3 +382,21 @@ def test_power_lowers_the_clock_to_what_the_limit_leaves() -> None:
     assert settled.time().mhz < brief.time().mhz == rates["clock.burst"]
     assert locked.time().mhz == 1830 and locked.time().watts is None
     assert not Power(A100, ChipRates.of(A100)).known
+
+
+def test_a_block_has_the_shared_memory_that_is_allocated_in_whole_units() -> None:
+    """Eight sums of which 32 lanes read, as in a published scan: 128 bytes are there; behind them is nothing."""
+    source = """extern "C" __global__ void behind(int* y, int first) {
+      __shared__ volatile int sums[8];
+      sums[threadIdx.x & 7] = 3;
+      y[threadIdx.x] = sums[first + threadIdx.x];
+    }"""
+    code = CubinKernel.of(compile_to_cubin(source, ("-arch=sm_90",), "k.cu")[0])
+    for first, there in ((0, True), (1, False)):
+        y = np.zeros(32, np.int32)
+        data = bytearray(8) + np.int32(first).tobytes()
+        launch = CodeLaunch(code, (1,), (32,), BoundArguments(data, {"y": 0, "first": 8}, [BoundTensor("y", "y", y, "y", 0)]))
+        with nullcontext() if there else pytest.raises(UnknownInstruction, match="behind shared memory"):
+            for _ in launch.run((0, 0, 0)):
+                pass
+        assert launch.tensors[0].views[4][:8].tolist() == [3 * there] * 8

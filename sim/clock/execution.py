@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.sim.ptx.memory.swizzles import MAP_BYTES
 from cupyflash.sim.ptx.parameters import BoundArguments
 
@@ -230,7 +231,9 @@ class Blocks:
         self.lanes = Lanes(threads, special)
         self.alive = number < prod(launch.block)
         shared = SHARED_AT[launch.kernel.capability[0]] + launch.shared_bytes
-        self.memory = Memory(launch.tensors, len(blocks), threads, shared, launch.kernel.local_bytes, size)
+        unit = Multiprocessor.like(launch.kernel.capability).shared_unit
+        held = -(-shared // unit) * unit  # so much a block gets: some kernels read behind their arrays
+        self.memory = Memory(launch.tensors, len(blocks), threads, held, launch.kernel.local_bytes, size)
         self.memory.traffic, self.memory.counters = launch.traffic, launch.counters
         self.memory.rewind()  # a run before this one took tickets of a queue
         self.votes = self.unsure = self.lanes.no  # of barriers that reduce: each thread's last
