@@ -1,6 +1,7 @@
 """Writes the tables of docs/performance.md between their markers, all or those named:  python benchmarks/performance.py [NAME ...]
 
-Models' times and counts of the PTX machine; nothing is timed and no GPU is needed. The clock's figures are those of calls.py.
+Models' times and counts of the PTX machine; nothing is timed and no GPU is needed. The clock's figures are those that calls.py and
+auto.py keep.
 """
 
 from __future__ import annotations
@@ -9,19 +10,22 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from checkout import ROOT
 
 # isort: split
+import auto
 import calls
 import decode as decoding
 import numpy as np
 from cases import DecodeCase
 
 from cupyflash import Device, Problem
-from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor
+from cupyflash.multiprocessor import EXPONENTIALS, clock_rate
 from cupyflash.schedules import BackwardSchedule, decode_tiles, fa2_tiles, fa3_tiles, plan_backward
 from cupyflash.sim import execute_backward
+from cupyflash.sim.clock.rates import ChipRates
 from cupyflash.sim.numbers.yardstick import draw, draw_gradient
 from cupyflash.sim.ptx import Counters
 from cupyflash.sim.theory.forms import split_bytes
@@ -32,13 +36,12 @@ LONG = {"batch": 4, "heads": 16, "kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4
 PARTS = ("tensor", "exp", "float32", "issue", "shared", "L2", "HBM")
 WARPS = 4  # of split.cu
 MOST_GROWTH = 8.0  # of fa2_forward.cu
-# FMAs a clock of a multiprocessor's tensor cores where mma.sync does not reach them (132 of them at 1.83 GHz: 989 TFLOP/s).
-FULL_RATE = {(9, 0): 2048}
 
 
-def clock_rate(device: Device) -> float:
-    """Clocks a second at which the device has its peak of float32."""
-    return device.tensor_peak["float32"] / 2 / (device.sm_count * Multiprocessor.like(device.compute_capability).fma_lanes)
+def full_rate(device: Device, rate: float) -> float:
+    """FMAs a clock of a multiprocessor's tensor cores, where mma.sync reaches `rate`."""
+    constants = ChipRates.of(device).constants
+    return constants["wgmma.fmas"].value if "wgmma.fmas" in constants else rate
 
 
 def hbm_bytes(device: Device) -> float:
@@ -62,7 +65,7 @@ def tiles() -> Iterator[str]:
             rate = fa2_tiles.fma_rate(problem, device)
             reached = best.rate * 2 * d  # FMAs a clock
             unique = 4 * problem.seqlen_q * d * problem.itemsize / (problem.seqlen_q**2 / config.block_rows / config.block_cols)
-            full = FULL_RATE.get(device.compute_capability, rate)
+            full = full_rate(device, rate)
             parts["HBM"] = unique / hbm_bytes(device)
             clocks = " | ".join(f"{parts[part]:,.0f}" for part in PARTS)
             sizes = f"{config.block_rows} x {config.block_cols}"
@@ -166,7 +169,7 @@ def backward() -> Iterator[str]:
             }
             clocks = " | ".join(f"{each:,.0f}" for each in parts.values())
             binds = max(("tensor", "shared", "exp"), key=lambda part: parts[part])
-            reached, full = tensor / parts[binds], FULL_RATE.get(device.compute_capability, rate)
+            reached, full = tensor / parts[binds], full_rate(device, rate)
             yield (
                 f"| {name}, d {d} | {schedule.block_rows} x {schedule.block_cols} | {clocks} | {binds} | {reached:.0%} | "
                 f"{reached * rate / full:.0%} | {2 * 4 * schedule.block_rows * d:,} |"
@@ -204,6 +207,8 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "backward": backward,
     "decode": decode,
     "calls": calls.table,
+    "auto": partial(auto.table, True),
+    "choices of tiles": partial(auto.table, False),
 }
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupyflash import kernels_cu
+from cupyflash import Device, kernels_cu
+from cupyflash.schedules import choose, choose_backward, plan, plan_backward
 from cupyflash.sim import ptx
 from cupyflash.sim.theory.forms import split_bytes
 
@@ -44,7 +45,7 @@ LARGER = (64, 64, 64), (64, 128, 32)
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["tiles", "warpgroups", "split", "lazy", "decode", "calls"])
+@pytest.mark.parametrize("name", ["tiles", "warpgroups", "split", "lazy", "decode", "calls", "auto", "choices of tiles"])
 def test_the_page_on_performance_says_what_the_code_does(performance: types.ModuleType, name: str) -> None:
     lines = list(performance.TABLES[name]())
     assert len(lines) > 4 and "\n".join([f"<!-- {name} -->", *lines, "<!-- end -->"]) in PAGE
@@ -214,6 +215,49 @@ def test_calls_have_their_measured_times_beside_them(tmp_path: Path) -> None:
         assert figure.beside(tmp_path) == f"measured: fa2 2,000 us, torch flash 4,000 us, the figure is {over}"
     other = calls.Figure(calls.Call("forward", "fa3", "H200", 64, "full", 4096), calls.OURS, 1.0, 1.0, "MUFU", "warp roles")
     assert other.beside(tmp_path) == ""
+
+
+def test_ways_of_a_call_begin_with_the_one_that_is_taken() -> None:
+    auto = load("auto")
+    ways = {question: dict(question.ways()) for question in auto.questions() if question.device != "RTX 5090"}
+    for question, named in ways.items():
+        first, p, device = next(iter(named)), question.problem, Device.named(question.device)
+        if question.of == auto.ALGORITHMS:
+            choice = (choose if question.direction == auto.FORWARD else choose_backward)(p, device)
+            assert first == choice.algorithm and all(schedule.algorithm == name for name, schedule in named.items())
+        elif question.of != "decode":
+            assert len(named) == 1 + auto.OTHERS and [auto.tile_of(each) for each in named.values()] == list(named)
+            made = plan if question.direction == auto.FORWARD else plan_backward
+            assert first == auto.tile_of(made(p, device, question.of))
+        else:
+            assert [schedule.splits for schedule in named.values()] == [int(name.split()[0]) for name in named]
+
+
+def test_a_choice_that_is_slower_than_the_clock_s_error_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    auto = load("auto")
+    monkeypatch.setattr(auto, "KEPT", tmp_path / "auto.json")
+    [first, second, *_] = (each for each in auto.questions() if each.of == auto.ALGORITHMS)
+    auto.keep(auto.Answer(second, {"fa2": 2e-6, "fa3": 1e-6}, {"fa2": 3e-6, "fa3": 4e-6}))
+    for seconds in (9.0, 1.0):
+        auto.keep(auto.Answer(first, {"fa3": seconds, "fa2": 0.99}, {}))
+    assert [each.question for each in auto.read()] == [first, second]
+    _, _, *rows = auto.table(algorithms=True)
+    assert [row.split(" | ")[-2:] for row in rows] == [
+        ["fa3 1,000,000; fa2 990,000", "1% |"],
+        ["fa2 2 (3); fa3 1 (4)", "**100%** |"],
+    ]
+    assert len(list(auto.table(algorithms=False))) == 2
+
+
+@pytest.mark.wide
+def test_ways_are_timed_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a short call: decoding is faster than rows of a tile, and the formulas say so too."""
+    auto = load("auto")
+    monkeypatch.setattr(auto, "KEPT", tmp_path / "auto.json")
+    monkeypatch.setattr(auto, "ROWS", (("algorithms", "forward", ("A100-40GB",), (((1, 8, 2), 16, 2048, 64),)),))
+    assert auto.main(["algorithms", "--write"]) == 0
+    [one] = auto.read()
+    assert list(one.clock) == list(one.formula) == ["decode", "fa2"] and one.least == "decode" and one.slower == 0
 
 
 @pytest.mark.wide
