@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import test_ptx_functions
+import test_ptx_warp
 
 from cupyflash.sim import ptx
 from cupyflash.sim.ptx import module as launches
@@ -108,6 +110,15 @@ def test_nan_is_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
     given_up = ptx.Module.from_ptx(text)
     given_up.launch("k", 1, 64, args)
     assert np.isnan(args[1].view(np.float32)).any() and given_up.code("k").gave_up
+
+
+def test_what_compiled_code_lacks_is_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warp without some lanes, which is a finding; products of 8-bit floats and of single bits; pairs of float32."""
+    monkeypatch.setenv("CUPYFLASH_ENGINE", "llvm")
+    test_ptx_warp.test_ldmatrix_wants_whole_warps()
+    for shape, kind, accumulator in (("m16n8k32", "e4m3", "f32"), ("m8n8k128", "b1.xor", "s32")):
+        test_ptx_warp.test_mma_fragments(shape, kind, accumulator, np.random.default_rng(5))
+    test_ptx_functions.test_pairs_of_numbers(np.random.default_rng(5))
 
 
 @pytest.mark.parametrize("warps", [1, 9, 40])

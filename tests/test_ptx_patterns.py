@@ -101,6 +101,7 @@ def test_shadows_go_with_their_launch() -> None:
         shadows.append(shadow)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUPYFLASH_ENGINE", "numpy")
         patch.setattr(Shadow, "__init__", kept)
         assert module.launch(None, 2, 64, [np.zeros(64, np.float32)]).findings
     left = [shadow for shadow in shadows if vars(shadow) and shadow.writes.rows]

@@ -592,9 +592,10 @@ def reduced(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
 
 def multiplied(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
     """mma of half types, TF32 and bytes."""
-    shape, d_type, a_type, b_type, _ = (mod for mod in i.mods if mod in SHAPE_NAMES or mod in TYPES)
-    if a_type not in FACTORS or "satfinite" in i.mods:
+    found = [mod for mod in i.mods if mod in SHAPE_NAMES or mod in TYPES]
+    if len(found) != 5 or found[2] not in FACTORS or "satfinite" in i.mods:
         raise NoCode
+    shape, d_type, a_type, b_type, _ = found
     flushing = text.code.base_mode == FLUSH and d_type != "s32"
     m, n, k = lengths(shape)
     product = WarpProduct(m, n, k, d_type, a_type, b_type, flushing)

@@ -328,7 +328,9 @@ class WarpText(HalfArithmetic):
         raise NoCode
 
     def halves(self, arg: Arg) -> Halves:
-        """Returns the two elements of a register with a packed pair."""
+        """Returns the two elements of a register with a packed pair of halves."""
+        if arg.dtype.itemsize != 2:
+            raise NoCode
         whole = self.read(Arg(arg.operand, np.dtype(np.uint32))).name
         low = self.resized(whole, "i32", "i16", False)
         high = self.resized(self.op("lshr", "i32", whole, splat("i32", 16)), "i32", "i16", False)
@@ -404,11 +406,11 @@ class WarpText(HalfArithmetic):
         """Gives up unless all lanes are there that a warp-wide instruction names, and each is named."""
         if plan.instruction.predicate is not None:
             raise NoCode
+        if plan.collective == WHOLE_WARP:  # without lanes that have exited its result is undefined, which is a finding
+            self.fail_if(self.add(f"icmp ne i32 {self.mask}, -1"))
+            return
         alive = self.add(f"trunc i64 {self.load('%w', WARP_STATE['alive'])} to i32")
         absent = self.add(f"xor i32 {self.mask}, {alive}")
-        if plan.collective == WHOLE_WARP:
-            self.fail_if(self.add(f"icmp ne i32 {absent}, 0"))
-            return
         assert plan.collective is not None
         self.named(self.read(plan.reads[plan.collective]), absent)
 
