@@ -30,7 +30,7 @@ class AnyArray(Protocol):
 
 
 class Held:
-    """A holder of arrays of a call: a function, or a mask whose tiles were found."""
+    """A value of a call that may hold arrays: a function, a mask whose tiles were found, blocks."""
 
     def held(self) -> tuple[Hashable, Mapping[str, Any]]:
         """The holder without its arrays, and its arrays by their names in a call."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from cupyflash.arrays import Held
 from cupyflash.device import Device
 from cupyflash.request.problem import Problem
 
 
 @dataclass(frozen=True)
-class TileSize:
+class TileSize(Held):
     """Br x Bc: rows of a Q block, rows of a K/V block, and the reason."""
 
     block_rows: int
@@ -20,6 +21,9 @@ class TileSize:
 
     def __str__(self) -> str:
         return f"Br {self.block_rows} x Bc {self.block_cols}"
+
+    def held(self) -> tuple[TileSize, dict[str, Any]]:
+        return self, {}
 
 
 # The values of `tiling=`: None for the fitted sizes, "paper" for the formula's, (block_rows, block_cols) that a kernel runs, or a

@@ -18,6 +18,7 @@
 //   BR, BC      rows of a Q block, of a K/V block     STAGES     slots of the rings of Q and of dO
 //   CONSUMERS   warpgroups                            CONSUMER_REGISTERS, PRODUCER_REGISTERS  of a thread, once the roles are known
 //   PING_PONG   whether warpgroups issue their products in turns        CLUSTER    thread blocks of a cluster
+//   LATE        whether dP^T is begun behind P^T, whose registers it then has not beside it
 //   ORDERED     whether dQ is summed in one order
 //   CAUSAL, WINDOW, PADDED, BIAS  0 or 1: mask.cuh     COPY_BYTES, SINKS  fa2_backward_rows.cuh
 //   MASK, TILES, SCORE  mask_function.cuh, block_mask.cuh, score.cuh      DBIAS      whether the gradient of the bias is summed, by atomics
@@ -51,8 +52,6 @@ static_assert(CLUSTER == 1 || (CLUSTER == 2 && WIDE && K_SLABS > 1 && !PING_PONG
 static_assert(!(SKIPS && ORDERED), "a thread block waits for all those of its head before it");
 static_assert(STAGES == 2, "dS of a turn and of the one before, by their slots");
 static_assert(BR == 64 * (BY_ROWS ? CONSUMERS : 1) && (WIDE || K_SLABS <= (BY_ROWS ? 1 : CONSUMERS)), "a part of dQ a warpgroup");
-// Whether dP^T is begun behind P^T: what makes that of scaled scores takes registers.
-constexpr bool LATE = !PAIRED && D_PAD + DV_PAD > (SCALED ? 128 : 384);
 
 // The columns of a tile of DIM that a warpgroup has, in its accumulators one behind the other: ENTIRE of whole slabs and, of a slab that two
 // share, HALF. That is ALL columns, unless each has ONE_SLAB, or heads are WIDE; or one piece of those, of a slab or the half of one.

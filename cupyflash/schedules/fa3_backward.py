@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 from cupyflash.device import Device
@@ -19,7 +20,7 @@ from cupyflash.request.options import OPTIONS, Options, refused
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Constants, named
 from cupyflash.schedules import fa3_tiles
-from cupyflash.schedules.base import WARP, Kernel, Workspace, tile_constants, total_bytes
+from cupyflash.schedules.base import WARP, Kernel, Workspace, padded_dim, tile_constants, total_bytes
 from cupyflash.schedules.fa2_backward import SUMMED_ROWS, Fa2BackwardSchedule
 from cupyflash.schedules.fa2_backward_tiles import GradientsLaunch, Warps, block_mask_column_bytes
 from cupyflash.schedules.fa3_tiles import BARRIER_BYTES, SLAB, WARPGROUP, WARPGROUP_ROWS, slab_bytes
@@ -69,39 +70,77 @@ def _most_dims(asked: Options) -> Iterator[tuple[str, int]]:
         yield "dropout", MOST_SCALED_DIM
 
 
-def is_wide(problem: Problem) -> bool:
-    """True if the warpgroups have the same keys, and each has half of the columns of their gradients."""
-    return max(problem.head_dim, problem.head_dim_v) > WIDE_DIM
+@dataclass(frozen=True)
+class Fa3BackwardTile(TileSize):
+    """A design of the kernel: the blocks, and what its thread blocks and warpgroups share and when.
+
+    `block_cols` are the keys of a thread block, or of a `cluster` of them: 64 for each consumer warpgroup, whose registers hold
+    their dK and dV, or for both, each of which then has half of the columns. `in_turns`: warpgroups issue a turn's products one
+    after the other. `late`: dP is begun behind P, not beside S, so that its registers are free until then.
+    """
+
+    cluster: int = 1
+    in_turns: bool = True
+    late: bool = False
+
+    @property
+    def own_cols(self) -> int:
+        """Keys of a thread block."""
+        return self.block_cols // self.cluster
+
+    @property
+    def shares_keys(self) -> bool:
+        """True if the warpgroups have the same keys, and each has half of the columns of their gradients."""
+        return self.own_cols < WARPGROUP_ROWS * CONSUMERS
+
+    @property
+    def adders(self) -> int:
+        """Warps of a thread block or a pair that each add a part of dQ: the consumers' if they share keys, from registers."""
+        return WARPS * self.cluster if self.shares_keys else 1
+
+    def peer_slabs(self, problem: Problem) -> int:
+        """Slabs of K that have the columns of dQ which a thread block of a pair makes, over the other one's keys too."""
+        return -(-problem.head_dim // SLAB // 2) if self.cluster > 1 else 0
+
+    @property
+    def words(self) -> str:
+        beside = "" if self.cluster == 1 else ", in pairs of thread blocks"
+        return f"a producer and {CONSUMERS} consumer warpgroups{beside}"
 
 
-def cluster(problem: Problem) -> int:
-    """Thread blocks of a cluster: a pair if heads are wide, and dQ has columns for all of its warpgroups, unless masks, scores or
-    packed sequences ask for more."""
-    asked = problem.options
-    more = asked.masked or asked.score or asked.bias or asked.dropout or asked.packed
-    return PAIR if is_wide(problem) and problem.head_dim > SLAB and not more else 1
+def designs(problem: Problem) -> tuple[Fa3BackwardTile, ...]:
+    """The designs that the kernel has for a problem, the default first.
+
+    Beyond `WIDE_DIM` warpgroups share keys, in pairs of thread blocks if dQ has columns for all of a pair's warpgroups, unless
+    masks, scores or packed sequences ask for more. Br is 128 where registers hold as many rows of S and dP beside the gradients and
+    what is asked for each score. dP is late by default where what makes P takes registers.
+    """
+    asked, widest = problem.options, max(problem.head_dim, problem.head_dim_v)
+    own = bool(asked.masked or asked.score or asked.bias or asked.dropout)
+    wide = widest > WIDE_DIM
+    few = widest <= SLAB and not own
+    scaled = asked.bias or asked.score
+    late = padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v) > (2 * SLAB if scaled else 6 * SLAB)
+    cols = WARPGROUP_ROWS * (1 if wide else CONSUMERS)
+    single = Fa3BackwardTile(2 * WARPGROUP_ROWS if few else WARPGROUP_ROWS, cols, "", late=late)
+    found = [single]
+    if wide and problem.head_dim > SLAB and not (own or asked.packed):
+        found = [replace(single, block_cols=PAIR * cols, cluster=PAIR, in_turns=False, late=False), single]
+    if few:
+        found.append(replace(single, block_rows=WARPGROUP_ROWS))
+    # Orders that need no more registers than the default's
+    found += [replace(each, in_turns=False) for each in found if each.in_turns]
+    found += [replace(each, late=True) for each in found if not each.late and each.cluster == 1]
+    return tuple(found)
 
 
-def own_cols(problem: Problem) -> int:
-    """Keys of a thread block: 64 for each consumer warpgroup, whose registers hold their dK and dV; for both if heads are wide."""
-    return WARPGROUP_ROWS * (1 if is_wide(problem) else CONSUMERS)
-
-
-def block_cols(problem: Problem) -> int:
-    """Bc: the keys of a thread block, or of a pair."""
-    return own_cols(problem) * cluster(problem)
-
-
-def peer_slabs(problem: Problem) -> int:
-    """Slabs of K that have the columns of dQ which a thread block of a pair makes, over the other one's keys too."""
-    return -(-problem.head_dim // SLAB // 2) if cluster(problem) > 1 else 0
-
-
-def block_rows(problem: Problem) -> int:
-    """Br: as many rows as registers hold of S and dP beside the gradients, and what is asked for each score."""
-    asked = problem.options
-    few = max(problem.head_dim, problem.head_dim_v) <= SLAB and not (asked.dropout or asked.masked or asked.bias or asked.score)
-    return 2 * WARPGROUP_ROWS if few else WARPGROUP_ROWS
+def design(problem: Problem, blocks: TileSize) -> Fa3BackwardTile:
+    """The design of these blocks: `blocks` itself if it is one, else the first that has them; one to count with if none has."""
+    if isinstance(blocks, Fa3BackwardTile):
+        return blocks
+    size, every = (blocks.block_rows, blocks.block_cols), designs(problem)
+    found = next((each for each in every if (each.block_rows, each.block_cols) == size), replace(every[0], cluster=1))
+    return replace(found, block_rows=size[0], block_cols=size[1], reason=blocks.reason)
 
 
 def refusal(problem: Problem, device: Device) -> str | None:
@@ -114,30 +153,26 @@ def refusal(problem: Problem, device: Device) -> str | None:
             return f"the kernel takes {words} with d and d_v up to {most}, and this has {widest}"
     if lacking := refused(asked, "fa3 backward"):
         return f"the kernel has no place for {OPTIONS[lacking].words}"
-    if problem.seqlen_k > (most := MOST_BLOCKS // adders(problem) * block_cols(problem)):
+    tile = designs(problem)[0]
+    if problem.seqlen_k > (most := MOST_BLOCKS // tile.adders * tile.block_cols):
         return f"the kernel takes up to {most:,} keys, and this has {problem.seqlen_k:,}"
     return fa3_tiles.refusal(problem, device)
 
 
-def adders(problem: Problem) -> int:
-    """Warps of a thread block or a pair that each add a part of dQ: the consumers' if heads are wide, from registers."""
-    return WARPS * cluster(problem) if is_wide(problem) else 1
-
-
-def rooms(problem: Problem, rows: int) -> tuple[Room, ...]:
+def rooms(problem: Problem, tile: Fa3BackwardTile) -> tuple[Room, ...]:
     """Bytes of shared memory of a thread block by contents: K and V, through which dK and dV leave, the rings, dS of this turn and
-    of the one before or of both thread blocks of a pair, dQ unless heads are wide, the columns of a pair's other keys, and the
-    barriers with what tells whether a slot has a row of large scores."""
+    of the one before or of both thread blocks of a pair, dQ unless warpgroups share keys, the columns of a pair's other keys, and
+    the barriers with what tells whether a slot has a row of large scores."""
     k, v = slab_bytes(problem.head_dim), slab_bytes(problem.head_dim_v)
-    whole, cols = -(-problem.head_dim // 16) * 16, own_cols(problem)
-    of_sums = 0 if is_wide(problem) else (rows + SUMMED_ROWS * problem.options.packed) * whole * WORD
+    whole, rows, cols = padded_dim(problem.head_dim), tile.block_rows, tile.own_cols
+    of_sums = 0 if tile.shares_keys else (rows + SUMMED_ROWS * problem.options.packed) * whole * WORD
     return (
         Room("K", cols * k),
         Room("V", cols * v),
         Room("Q, dO", STAGES * rows * (k + v)),
         Room("dS", 2 * cols * slab_bytes(rows)),
         Room("dQ", of_sums),
-        Room("the other's K", peer_slabs(problem) * cols * slab_bytes(SLAB)),
+        Room("the other's K", tile.peer_slabs(problem) * cols * slab_bytes(SLAB)),
         Room("L, D", STAGES * rows * FLOATS_OF_ROW * WORD),
         Room("barriers", BARRIER_BYTES * (4 + 6 * STAGES) + WORK_BYTES + WORD * STAGES),
         Room("mask's tiles", block_mask_column_bytes(problem, rows)),
@@ -148,15 +183,13 @@ def fit(problem: Problem, device: Device) -> TileSize:
     """The blocks of the kernel. ValueError if `refusal` has a reason, `DoesNotFit` if shared memory is too small."""
     if reason := refusal(problem, device):
         raise ValueError(f"fa3's backward does not run this: {reason}")
-    rows = block_rows(problem)
-    need = total_bytes(rooms(problem, rows))
+    tile = designs(problem)[0]
+    need = total_bytes(rooms(problem, tile))
     if need > device.sram_per_block:
         raise DoesNotFit(
             f"fa3's backward needs {need:,} bytes of SRAM; {device.name} gives a block {device.sram_per_block:,} bytes"
         )
-    beside = "" if cluster(problem) == 1 else ", in pairs of thread blocks"
-    words = f"a producer and {CONSUMERS} consumer warpgroups{beside}; {need:,} of {device.sram_per_block:,} bytes"
-    return TileSize(rows, block_cols(problem), words)
+    return replace(tile, reason=f"{tile.words}; {need:,} of {device.sram_per_block:,} bytes")
 
 
 @dataclass(frozen=True)
@@ -189,9 +222,13 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
     def launches(self) -> tuple[GradientsLaunch, ...]:
         return (GradientsLaunch(dk=True, dv=True),)
 
+    @cached_property
+    def tile(self) -> Fa3BackwardTile:
+        return design(self.problem, self.tiling.used)
+
     @property
     def readers(self) -> int:
-        return CONSUMERS if is_wide(self.problem) else 1
+        return CONSUMERS if self.tile.shares_keys else 1
 
     def head_reads(self) -> tuple[Move, ...]:
         """Each consumer warp reads it anew, since query heads take turns; a mask's alone where it asks the mask."""
@@ -199,19 +236,19 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
 
     @property
     def cluster(self) -> int:
-        return self.block_cols // self.own_cols  # the tile says it: one of packed sequences does not know that it is
+        return self.tile.cluster  # of a sequence the packed ones' tile: its problem does not say that it is packed
 
     @property
     def adders(self) -> int:
         """Warps that each add a part of dQ of a row block, of those that have a column block together."""
-        return WARPS * self.cluster if is_wide(self.problem) else 1
+        return self.tile.adders
 
     @property
     def own_cols(self) -> int:
-        return own_cols(self.problem)
+        return self.tile.own_cols
 
     def _rooms(self, warps: Warps) -> tuple[Room, ...]:
-        return rooms(self.problem, self.block_rows)
+        return rooms(self.problem, self.tile)
 
     @property
     def sums_queries(self) -> bool:
@@ -254,8 +291,9 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
     def kernels(self) -> tuple[Kernel, ...]:
         if reason := refusal(self.problem, self.device):
             raise ValueError(f"fa3's backward does not run this: {reason}")
-        if self.blocks != (runs := (block_rows(self.problem), block_cols(self.problem))):
-            raise ValueError(f"fa3's backward runs blocks of Br {runs[0]} x Bc {runs[1]}; the tiling asks for {self.tiling.used}")
+        runs = {(each.block_rows, each.block_cols): str(each) for each in designs(self.problem)}
+        if self.blocks not in runs:
+            raise ValueError(f"fa3's backward runs blocks of {' or '.join(runs.values())}; the tiling asks for {self.tiling.used}")
         return super().kernels()
 
     def _main(self, launch: GradientsLaunch, warps: Warps) -> Kernel:
@@ -265,7 +303,7 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
         return Kernel(f"{name}.cu", name, constants, grid, threads, shared, self.struct, accelerated=True, cluster=pair)
 
     def _constants(self, launch: GradientsLaunch, warps: Warps) -> Constants:
-        consumer, producer = REGISTERS
+        (consumer, producer), tile = REGISTERS, self.tile
         return (
             *self.constants(),
             *named(
@@ -273,8 +311,9 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
                 CONSUMERS=CONSUMERS,
                 CONSUMER_REGISTERS=consumer,
                 PRODUCER_REGISTERS=producer,
-                PING_PONG=int(self.cluster == 1),
-                CLUSTER=self.cluster,
+                PING_PONG=int(tile.in_turns),
+                LATE=int(tile.late),
+                CLUSTER=tile.cluster,
             ),
             *tile_constants(self),
             *named(ORDERED=int(self.deterministic), DBIAS=int(self.dbias)),

@@ -29,7 +29,7 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
         "deterministic": schedule.deterministic,
         "fmas_a_clock": fa3_tiles.fma_rate(problem, device),
         "float32_fmas_a_clock": Multiprocessor.like(device.compute_capability).fma_lanes,
-        "rooms": {room.name: room.nbytes for room in fa3_backward.rooms(problem, schedule.block_rows) if room.nbytes},
+        "rooms": {room.name: room.nbytes for room in fa3_backward.rooms(problem, schedule.tile) if room.nbytes},
         "roles": {
             "producers": {"threads": fa3_tiles.WARPGROUP, "registers": producer},
             "consumers": {"threads": fa3_backward.CONSUMERS * fa3_tiles.WARPGROUP, "registers": consumer},
