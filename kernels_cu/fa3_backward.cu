@@ -19,6 +19,7 @@
 //   CONSUMERS   warpgroups                            CONSUMER_REGISTERS, PRODUCER_REGISTERS  of a thread, once the roles are known
 //   PING_PONG   whether warpgroups issue their products in turns        CLUSTER    thread blocks of a cluster
 //   LATE        whether dP^T is begun behind P^T, whose registers it then has not beside it
+//   QUERY_REGISTERS  of a thread of the warpgroup that makes dQ; 0 if the consumers make it
 //   ORDERED     whether dQ is summed in one order
 //   CAUSAL, WINDOW, PADDED, BIAS  0 or 1: mask.cuh     COPY_BYTES, SINKS  fa2_backward_rows.cuh
 //   MASK, TILES, SCORE  mask_function.cuh, block_mask.cuh, score.cuh      DBIAS      whether the gradient of the bias is summed, by atomics
@@ -36,19 +37,21 @@
 #include "warp_roles.cuh"
 #include "weight.cuh"
 
-constexpr int WARPS = 4 * CONSUMERS, THREADS = WARPGROUP * (1 + CONSUMERS);
+constexpr bool APART = QUERY_REGISTERS > 0;  // whether dQ has a warpgroup of its own
+constexpr int WARPS = 4 * CONSUMERS, THREADS = WARPGROUP * (1 + CONSUMERS + APART);
 constexpr bool WIDE = BC < 64 * CONSUMERS;
 constexpr bool PAIRED = CLUSTER > 1;
 constexpr int OWN_KEYS = WIDE ? 0 : 64;  // from a warpgroup's first key to the next one's
 constexpr int K_SLABS = slabs(HEAD_DIM), V_SLABS = slabs(VALUE_DIM), Q_SLABS = slabs(BR);  // Q's: of the columns of dS^T
 constexpr int K_BYTES = BC * SLAB_ROW * K_SLABS, V_BYTES = BC * SLAB_ROW * V_SLABS;
 constexpr int Q_BYTES = BR * SLAB_ROW * K_SLABS, dO_BYTES = BR * SLAB_ROW * V_SLABS;
-constexpr int dS_BYTES = BC * SLAB_ROW * Q_SLABS, PIECE_BYTES = SUM_PIECE * 4, dQ_BYTES = WIDE ? 0 : (BR / 8 + VARLEN) * SUM_TILES * PIECE_BYTES;
-constexpr int BOTH = 1, OWN = 2, TURN = OWN + CONSUMERS;  // named barriers: of all consumers; OWN + g, TURN + g of warpgroup g
+constexpr int dS_BYTES = BC * SLAB_ROW * Q_SLABS, PIECE_BYTES = SUM_PIECE * 4, dQ_BYTES = WIDE || APART ? 0 : (BR / 8 + VARLEN) * SUM_TILES * PIECE_BYTES;
+constexpr int BOTH = 1, OWN = 2, TURN = OWN + CONSUMERS + APART;  // named barriers: of all consumers; OWN + g, TURN + g of warpgroup g
 // dQ_i is BR x d: a warpgroup makes 64 rows or, where there are no more, 64 columns of it.
 constexpr bool BY_ROWS = BR > 64;
 constexpr bool NUMBERED = VARLEN && (DROPOUT || MASK);  // whether a packed sequence's number matters
 static_assert(CLUSTER == 1 || (CLUSTER == 2 && WIDE && K_SLABS > 1 && !PING_PONG && !VARLEN && !SKIPS), "what a pair of thread blocks does");
+static_assert(!APART || !WIDE, "registers of dQ's warpgroup");
 static_assert(!(SKIPS && ORDERED), "a thread block waits for all those of its head before it");
 static_assert(STAGES == 2, "dS of a turn and of the one before, by their slots");
 static_assert(BR == 64 * (BY_ROWS ? CONSUMERS : 1) && (WIDE || K_SLABS <= (BY_ROWS ? 1 : CONSUMERS)), "a part of dQ a warpgroup");
@@ -90,6 +93,7 @@ constexpr int PEER_BYTES = PEER_SLABS * BC * SLAB_ROW;
 typedef Columns<HEAD_DIM> KeyColumns;
 typedef Columns<VALUE_DIM> ValueColumns;
 typedef Columns<HEAD_DIM, PAIRED ? QUARTER : WIDE ? 0 : BY_ROWS ? ALL : ONE_SLAB> QueryColumns;  // of dQ, or of its first piece
+constexpr int QUERY_PARTS = BY_ROWS ? BR / 64 : K_SLABS;  // of dQ: 64 rows, or a slab, unless heads are WIDE
 typedef Columns<HEAD_DIM, 1> LastColumns;                                    // of its second one, if there is one
 
 // Calls product(its accumulators, B's first columns) for the whole slabs and for the half of one; B is a tile of so many ROWS.
@@ -99,6 +103,10 @@ __device__ __forceinline__ void each_product(typename Own::Accumulators& C, unsi
     product(reinterpret_cast<float(&)[Own::ENTIRE / 8][4]>(C[0]), Operand::columns(B + Own::entire(group, ROWS), ROWS * SLAB_ROW));
   if constexpr (Own::HALF > 0)
     product(reinterpret_cast<float(&)[Own::HALF / 8][4]>(C[Own::ENTIRE / 8]), Operand::columns(B + Own::half(group, ROWS), ROWS * SLAB_ROW));
+}
+
+__device__ __forceinline__ void announce(unsigned full) {
+  if (threadIdx.x % 32 == 0) arrive(full);
 }
 
 // Shared memory: addresses
@@ -123,7 +131,7 @@ struct Shared {
       init_barrier(Q_full + 8 * slot, 2), init_barrier(Q_empty + 8 * slot, CLUSTER * WARPS);
       init_barrier(dO_full + 8 * slot, 2), init_barrier(dO_empty + 8 * slot, CLUSTER * WARPS);
       const bool of_peer = PAIRED && slot > 0;
-      init_barrier(dS_full + 8 * slot, of_peer ? 1 : WARPS), init_barrier(dS_empty + 8 * slot, of_peer ? 1 : CLUSTER * WARPS);
+      init_barrier(dS_full + 8 * slot, of_peer ? 1 : WARPS), init_barrier(dS_empty + 8 * slot, of_peer ? 1 : APART ? 4 : CLUSTER * WARPS);
     }
     publish_barriers();
   }
@@ -147,7 +155,7 @@ struct Work {
 
 // Whose turn it is to add to dQ of a row block, at its first row: how many thread blocks or pairs have, or of wide heads their warps. Of the first one of a key head the
 // upper half counts those that have begun.
-constexpr int BEGUN = 1 << 16, ADDERS = WIDE ? CLUSTER * WARPS : 1;
+constexpr int BEGUN = 1 << 16, ADDERS = WIDE ? CLUSTER * WARPS : APART ? 4 : 1;
 
 // The Q blocks that see a K/V block, or one of those of a pair
 __device__ __forceinline__ void find_rows(const Params& p, Work& w, int Nk) {
@@ -394,7 +402,7 @@ __device__ __forceinline__ void wait_for_turn(const int* added, unsigned before)
   unsigned found;
   do {
     asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(found) : "l"(__cvta_generic_to_global(added)) : "memory");
-  } while (WIDE ? found % BEGUN < before : found % BEGUN != before);  // of wide heads this block's own warps may have added
+  } while (ADDERS > 1 ? found % BEGUN < before : found % BEGUN != before);  // of several warps of this block some may have added
   asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added behind it is added after the others'
 }
 __device__ __forceinline__ void pass_turn_on(int* added) {
@@ -437,15 +445,83 @@ __device__ __forceinline__ void add_queries(const Params& p, const Shared& s, co
   });
 }
 
+// --- dQ = dS K_j
+
+// A part of it from dS in its room: of 64 rows, of a slab or a piece of the columns; of a pair of thread blocks over the keys of both
+template <class Own> __device__ __forceinline__ void multiply_keys(const Shared& s, typename Own::Accumulators& dQ, int room, int part) {
+  const Operand A = Operand::columns(s.dS + room * dS_BYTES + (BY_ROWS ? part * BC * SLAB_ROW : 0), BC * SLAB_ROW);
+  const int to_peer = s.K_peer - s.K - BC * SLAB_ROW - part / CONSUMERS * PEER_BYTES;  // from behind K's rows
+  begin_products();
+  each_product<Own, BC>(dQ, s.K, part, [&](auto& columns_of, Operand columns) {
+#pragma unroll
+    for (int k = 0; k < CLUSTER * BC / 16; k++)
+      multiply_columns<sizeof(columns_of) / sizeof(columns_of[0]) * 8>(columns_of, A + k * 16 * SLAB_ROW, columns + (k * 16 * SLAB_ROW + (k < BC / 16 ? 0 : to_peer)), k > 0);
+  });
+  commit_products();
+}
+
+// A warp's rows of such a part to their sums
+template <class Own>
+__device__ __forceinline__ void add_part(const Params& p, const Work& w, const typename Own::Accumulators& dQ, int thread, int part, int i, int h) {
+  const int row = (BY_ROWS ? part * 64 : 0) + thread / 32 * 16 + thread % 32 / 4, rows = w.rows(p) - i * BR;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    if (row + 8 * half >= rows) break;
+    float* sums = sums_of(p.dQ_acc, w.plane(p, h), p.total_q, w.row(i) + row + 8 * half, 0, thread % 4);
+#pragma unroll
+    for (int c = 0; c < Own::COUNT / 16; c++) {
+      const int tile = Own::tile(part, c);
+      if (tile < SUM_TILES)
+        add_to_sums(sums + tile * SUM_PIECE, dQ[2 * c][2 * half], dQ[2 * c][2 * half + 1], dQ[2 * c + 1][2 * half], dQ[2 * c + 1][2 * half + 1]);
+    }
+  }
+}
+// Before a warpgroup adds, all thread blocks before this one have; behind it each warp says that it has.
+__device__ __forceinline__ void begin_to_add(const Params& p, const Work& w, int thread, int barrier, int i, int h, const Masks& masks) {
+#if ORDERED
+  if (thread == 0) wait_for_turn(p.turns + w.row_of(p, h, i), (w.j / CLUSTER - visible_begin(masks, i * BR) / (CLUSTER * BC)) * ADDERS);
+  meet(barrier, WARPGROUP);
+#endif
+}
+__device__ __forceinline__ void end_to_add(const Params& p, const Work& w, int thread, int i, int h) {
+#if ORDERED
+  __syncwarp();
+  if (thread % 32 == 0) pass_turn_on(p.turns + w.row_of(p, h, i));
+#endif
+}
+
+// The warpgroup that makes all of it, of each turn, if there is one
+__device__ __forceinline__ void make_queries(const Params& p, const Shared& s, const Work& w) {
+  if (w.turns(p) == 0) return;
+  Slot slot = {0, 0};
+  wait_for(s.KV_full, 0);
+  each_turn(p, s, w, [&](int h, int i) {
+    wait_for(s.dS_full + 8 * slot.index, slot.parity);
+#pragma unroll 1
+    for (int part = 0; part < QUERY_PARTS; part++) {
+      QueryColumns::Accumulators dQ;
+      multiply_keys<QueryColumns>(s, dQ, slot.index, unknown(part));
+      wait_for_products<0>(dQ);
+      if (part + 1 == QUERY_PARTS) announce(s.dS_empty + 8 * slot.index);
+      const Work place = read_work(s.work);  // again, since registers are few
+      if (ORDERED && part == 0) {
+        const Masks masks = masks_of(p, 0, 0, place.rows(p), VARLEN ? place.keys : p.Nk, p.Nk);
+        begin_to_add(p, place, threadIdx.x % WARPGROUP, OWN + CONSUMERS, i, h, masks);
+      }
+      add_part<QueryColumns>(p, place, dQ, threadIdx.x % WARPGROUP, part, i, h);
+    }
+    end_to_add(p, read_work(s.work), threadIdx.x % WARPGROUP, i, h);
+    slot = slot.next();
+  });
+  let_pass(BOTH, WARPGROUP * (CONSUMERS + 1));  // it is done with K_j
+}
+
 // --- a consumer: one warpgroup, each warp of which has 16 keys, each lane parts of keys g and g + 8 of those
 
 __device__ __forceinline__ float2 load_pair(unsigned at) {
   float2 pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(at) : "memory");
   return pair;
-}
-__device__ __forceinline__ void announce(unsigned full) {
-  if (threadIdx.x % 32 == 0) arrive(full);
 }
 // Of a pair for both
 __device__ __forceinline__ void release(unsigned empty) {
@@ -553,7 +629,7 @@ struct Consumer {
   __device__ __forceinline__ void weigh(const Masks& masks, int i, int j, int Nq, bool whole, bool asks) {
     if constexpr (SCALED) return weigh_scaled(masks, i, j, Nq, asks);
     float2 offset[BR / 8];
-    load_rows(offset, s.offsets);
+    if constexpr (!APART) load_rows(offset, s.offsets);
     int large;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(large) : "r"(s.large + 4 * slot.index) : "memory");
     wait_for_products<LATE ? 0 : 1>(S);
@@ -574,9 +650,12 @@ struct Consumer {
       });
     }
 #pragma unroll
-    for (int n = 0; n < BR / 8; n++)
+    for (int n = 0; n < BR / 8; n++) {
+      if constexpr (APART) offset[n] = load_pair(s.offsets + slot.index * (BR * 4) + thread % 4 * 8 + 32 * n);
 #pragma unroll
       for (int e = 0; e < 4; e++) S[n][e] = exp2_of(fmaf(S[n][e], factor, e % 2 ? offset[n].y : offset[n].x));
+    }
+    if constexpr (APART) round(P, S);
   }
   // Which of the weights of scaled scores are kept, a bit each, since P is rounded and S has a sign of its own; by a loop that is not
   // unrolled: Philox's numbers would take registers.
@@ -606,14 +685,15 @@ struct Consumer {
           if (!is_kept(kept, n, e)) P[n / 2][n % 2 * 2 + e / 2] &= e % 2 ? 0xffffu : 0xffff0000u;
     }
     multiply_output_gradients<LATE>();
-    if constexpr (!DROPOUT) load_rows(D, s.D);
+    if constexpr (!DROPOUT && !APART) load_rows(D, s.D);
     wait_for_products<0>(dP);
     if constexpr (DROPOUT) {
       if constexpr (!SCALED) each_weight_transposed<true>(S, dropout, key, i * BR, MarkDropped());
       load_rows(D, s.D);
     }
 #pragma unroll
-    for (int n = 0; n < BR / 8; n++)
+    for (int n = 0; n < BR / 8; n++) {
+      if constexpr (!DROPOUT && APART) D[n] = load_pair(s.D + slot.index * (BR * 4) + thread % 4 * 8 + 32 * n);
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         const float d = e % 2 ? D[n].y : D[n].x;
@@ -621,9 +701,10 @@ struct Consumer {
           if constexpr (DROPOUT) dP[n][e] *= is_kept(kept, n, e) ? dropout.scale : 0.f;
           dP[n][e] = S[n][e] * (dP[n][e] - d);
         } else {
-          dP[n][e] = score_gradient(S[n][e], dP[n][e], d, dropout.scale);
+          dP[n][e] = score_gradient(APART ? to_float(reinterpret_cast<const Element*>(P[n / 2])[n % 2 * 4 + e]) : S[n][e], dP[n][e], d, dropout.scale);
         }
       }
+    }
   }
   // The bias is added to scaled scores, for each query head by itself.
   __device__ __forceinline__ void add_bias_gradients(const Masks& masks, float* sums, int i, int j, int Nq) const {
@@ -662,7 +743,7 @@ struct Consumer {
     const int row = group * OWN_KEYS + thread / 32 * 16 + thread % 16;  // of four 8 x 8 matrices, whose address this lane gives
     const int room = PAIRED ? 0 : slot.index;
     const unsigned to = s.dS + room * dS_BYTES + row * SLAB_ROW;
-    wait_for(s.dS_empty + 8 * room, PAIRED ? 1 - slot.index : 1 ^ slot.parity ^ slot.index);
+    wait_for(s.dS_empty + 8 * room, PAIRED ? 1 - slot.index : 1 ^ slot.parity ^ (APART ? 0 : slot.index));
 #pragma unroll
     for (int k = 0; k < BR / 16; k++) {
       if (WIDE && k / (BR / 32) != group) continue;  // the other half of the queries is the other warpgroup's
@@ -673,20 +754,12 @@ struct Consumer {
     __syncwarp();
     announce(s.dS_full + 8 * room);
   }
-  // This warpgroup's part of dQ = dS K_j of the block before that of `at`, or of a pair of that block, when all of dS is there
-  template <class Own> __device__ __forceinline__ void multiply_keys(typename Own::Accumulators& dQ, Slot at) {
-    const int before = PAIRED ? 0 : 1 - at.index;
-    const Operand A = Operand::columns(s.dS + before * dS_BYTES + (BY_ROWS ? unknown(group) * BC * SLAB_ROW : 0), BC * SLAB_ROW);
-    wait_for(s.dS_full + 8 * before, PAIRED ? at.index : at.parity);
+  // This warpgroup's part of dQ of the block before that of `at`, or of a pair of that block, when all of dS is there
+  template <class Own> __device__ __forceinline__ void multiply_shared(typename Own::Accumulators& dQ, Slot at) {
+    const int room = PAIRED ? 0 : 1 - at.index;
+    wait_for(s.dS_full + 8 * room, PAIRED ? at.index : at.parity);
     if constexpr (PAIRED) wait_for(s.dS_came, at.index);
-    const int own = unknown(share), to_peer = s.K_peer - s.K - BC * SLAB_ROW - own / CONSUMERS * PEER_BYTES;  // from behind K's rows
-    begin_products();
-    each_product<Own, BC>(dQ, s.K, own, [&](auto& part, Operand columns) {
-#pragma unroll
-      for (int k = 0; k < CLUSTER * BC / 16; k++)
-        multiply_columns<sizeof(part) / sizeof(part[0]) * 8>(part, A + k * 16 * SLAB_ROW, columns + (k * 16 * SLAB_ROW + (k < BC / 16 ? 0 : to_peer)), k > 0);
-    });
-    commit_products();
+    multiply_keys<Own>(s, dQ, room, unknown(share));
   }
   // That part to the room of dQ
   __device__ __forceinline__ void store_queries(const QueryColumns::Accumulators& dQ, Slot at) const {
@@ -721,7 +794,7 @@ struct Consumer {
   __device__ __forceinline__ void finish_queries(QueryColumns::Accumulators& dQ, Slot at, Begin begin, Add add) {
     LastColumns::Accumulators last;
     if constexpr (WIDE && QueryColumns::PIECES > 1) {
-      multiply_keys<LastColumns>(last, at);
+      multiply_shared<LastColumns>(last, at);
       wait_for_products<1>(dQ);
       add(QueryColumns(), dQ);
       begin();
@@ -740,19 +813,24 @@ struct Consumer {
     }
   }
 
-  // Of P^T and dS^T: dV and dK, and under way dQ of the block before, for which no warpgroup has to wait
-  __device__ __forceinline__ void find_gradients(QueryColumns::Accumulators& dQ) {
-    if constexpr (!SCALED) round(P, KeptWeights(S).of);
+  // Of P^T and dS^T: dV and dK. `beside` begins one more product, if it does, behind theirs.
+  template <bool BESIDE, class Beside> __device__ __forceinline__ void find_gradients(Beside beside) {
+    if constexpr (!SCALED && !APART) round(P, KeptWeights(S).of);
     round(dS, dP);
     share_score_gradients();
     take_turn();
     add_weighted<ValueColumns>(dV, P, s.dO + slot.index * dO_BYTES);
     add_weighted<KeyColumns>(dK, dS, s.Q + slot.index * Q_BYTES);
-    multiply_keys<QueryColumns>(dQ, slot);
-    wait_for_products<2>(dV);
+    if constexpr (!APART) beside();
+    wait_for_products<1 + (BESIDE && !APART)>(dV);
     release(s.dO_empty + 8 * slot.index);
-    wait_for_products<1>(dK);
+    wait_for_products<BESIDE && !APART>(dK);
+    if constexpr (APART) beside();
     release(s.Q_empty + 8 * slot.index);
+  }
+  // The same, and under way dQ of the block before, for which no warpgroup has to wait
+  __device__ __forceinline__ void find_all_gradients(QueryColumns::Accumulators& dQ) {
+    find_gradients<true>([&] { multiply_shared<QueryColumns>(dQ, slot); });
   }
 
   // All turns, the last one apart: the compiler has a loop's products run by themselves if none are under way where it is left.
@@ -767,7 +845,7 @@ struct Consumer {
     };
     if (SKIPS && !visits(i, 0)) advance();
     if (PING_PONG && group == CONSUMERS - 1) pass_turn();
-    if constexpr (!PAIRED) begin_score_gradients();
+    if constexpr (!PAIRED && !APART) begin_score_gradients();
     multiply_scores(slot);
     wait_for_products<0>(S);  // what is set to 0 may not be so while products are on their way
     multiply_output_gradients<!LATE>();
@@ -779,10 +857,23 @@ struct Consumer {
       else if (last < end)
         add(own, dQ, last, last_head);
     };
+    if constexpr (APART) {
+#pragma unroll 1
+      while (--left > 0) {
+        find_gradients<true>([&] { multiply_scores(slot.next()), pass_turn(); });
+        slot = slot.next();
+        multiply_output_gradients<!LATE>();
+        advance();
+        find(i, heads - of_block);
+      }
+      find_gradients<false>([&] { pass_turn(); });
+      if (PING_PONG && group == 0) take_turn();
+      return;
+    }
 #pragma unroll 1
     while (--left > 0) {
       QueryColumns::Accumulators dQ;
-      find_gradients(dQ);
+      find_all_gradients(dQ);
       finish_queries<!LATE>(dQ, slot, [&] { multiply_scores<!LATE>(slot.next()), pass_turn(); }, add_last);
       multiply_scores<LATE>(slot.next());
       slot = slot.next();
@@ -793,12 +884,12 @@ struct Consumer {
       find(i, heads - of_block);
     }
     QueryColumns::Accumulators dQ;
-    find_gradients(dQ);
+    find_all_gradients(dQ);
     finish_queries<false>(dQ, slot, [&] { pass_turn(); }, add_last);
     if constexpr (PAIRED) return wait_for(s.dS_empty, slot.index);  // the other one is done with what lies here
     hand_on_queries();
     last = i, last_head = heads - of_block;
-    multiply_keys<QueryColumns>(dQ, slot.next());
+    multiply_shared<QueryColumns>(dQ, slot.next());
     finish_queries<false>(dQ, slot.next(), [] {}, add_last);
     hand_on_queries();
     if (PING_PONG && group == 0) take_turn();  // which is passed once more than it is taken
@@ -846,31 +937,9 @@ __device__ __forceinline__ void write_rows(const typename Own::Accumulators& C, 
 template <class Own>
 __device__ __forceinline__ void add_rows(const Params& p, const Work& w, const typename Own::Accumulators& dQ, int thread, int group, int i, int h,
                                          const Masks& masks) {
-  const int row = thread / 32 * 16 + thread % 32 / 4, rows = w.rows(p) - i * BR;
-#if ORDERED
-  int* added = p.turns + w.row_of(p, h, i);
-  if constexpr (Own::FIRST == 0) {
-    if (thread == 0) wait_for_turn(added, (w.j / CLUSTER - visible_begin(masks, i * BR) / (CLUSTER * BC)) * ADDERS);
-    meet(OWN + group, WARPGROUP);
-  }
-#endif
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    if (row + 8 * half >= rows) break;
-    float* sums = sums_of(p.dQ_acc, w.plane(p, h), p.total_q, w.row(i) + row + 8 * half, 0, thread % 4);
-#pragma unroll
-    for (int c = 0; c < Own::COUNT / 16; c++) {
-      const int tile = Own::tile(group, c);
-      if (tile < SUM_TILES)
-        add_to_sums(sums + tile * SUM_PIECE, dQ[2 * c][2 * half], dQ[2 * c][2 * half + 1], dQ[2 * c + 1][2 * half], dQ[2 * c + 1][2 * half + 1]);
-    }
-  }
-#if ORDERED
-  if constexpr (Own::LAST) {
-    __syncwarp();
-    if (thread % 32 == 0) pass_turn_on(added);
-  }
-#endif
+  if constexpr (Own::FIRST == 0) begin_to_add(p, w, thread, OWN + group % CONSUMERS, i, h, masks);
+  add_part<Own>(p, w, dQ, thread, group, i, h);
+  if constexpr (Own::LAST) end_to_add(p, w, thread, i, h);
 }
 
 // Masks with what is a query head's own
@@ -910,7 +979,7 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
         if constexpr (SCORE) of_given_scores(c.dP, c.slopes);
       }
     }, [&](auto own, const auto& dQ, int i, int h) { add_rows<decltype(own)>(p, w, dQ, c.thread, PAIRED ? c.share : group, i, h, masks); });
-    if constexpr (!PAIRED) meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j
+    if constexpr (!PAIRED) meet(BOTH, WARPGROUP * (CONSUMERS + APART));  // all are done with K_j
   }
   const Work place = read_work(s.work);  // the same; registers are free again
 #if VARLEN
@@ -955,9 +1024,14 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1) fa3_backward(
       produce_D(given, s, read_work(s.work));
     } else if (PAIRED && threadIdx.x == 96) {
       send_keys(given, s, read_work(s.work));
-    } else if (!WIDE && threadIdx.x == 96) {
+    } else if (!WIDE && !APART && threadIdx.x == 96) {
       add_queries(given, s, read_work(s.work));
     }
+  } else if (APART && group > CONSUMERS) {
+#if QUERY_REGISTERS
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(QUERY_REGISTERS));
+#endif
+    make_queries(p, s, read_work(s.work));
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     consume(p, given, s, read_work(s.work), group - 1);

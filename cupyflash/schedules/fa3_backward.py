@@ -36,8 +36,8 @@ STAGES = 2
 """Slots of the rings of Q and dO."""
 PAIR = 2
 """Thread blocks of a cluster, which share the columns of dQ."""
-REGISTERS = 240, 24
-"""Registers of a consumer's and of a producer's thread."""
+REGISTERS, REGISTERS_APART = (240, 24, 0), (208, 24, 72)
+"""Registers of a thread of a consumer, of a producer, and of the warpgroup that makes dQ, if there is none and if there is one."""
 MOST_DIM = 256
 """The most that d and d_v may be: beyond it registers do not hold half of dK and dV of 64 keys."""
 WIDE_DIM = 128
@@ -76,12 +76,23 @@ class Fa3BackwardTile(TileSize):
 
     `block_cols` are the keys of a thread block, or of a `cluster` of them: 64 for each consumer warpgroup, whose registers hold
     their dK and dV, or for both, each of which then has half of the columns. `in_turns`: warpgroups issue a turn's products one
-    after the other. `late`: dP is begun behind P, not beside S, so that its registers are free until then.
+    after the other. `late`: dP is begun behind P, not beside S, so that its registers are free until then. `apart`: dQ is made by
+    a warpgroup of its own, which adds from registers.
     """
 
     cluster: int = 1
     in_turns: bool = True
     late: bool = False
+    apart: bool = False
+
+    @property
+    def registers(self) -> tuple[int, int, int]:
+        """Registers of a thread of a consumer, of a producer, and of the warpgroup that makes dQ: 0 if there is none."""
+        return REGISTERS_APART if self.apart else REGISTERS
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (1 + CONSUMERS + self.apart)
 
     @property
     def own_cols(self) -> int:
@@ -95,8 +106,9 @@ class Fa3BackwardTile(TileSize):
 
     @property
     def adders(self) -> int:
-        """Warps of a thread block or a pair that each add a part of dQ: the consumers' if they share keys, from registers."""
-        return WARPS * self.cluster if self.shares_keys else 1
+        """Warps of a thread block or a pair that each add a part of dQ: the consumers' if they share keys or those of a warpgroup of
+        its own, from registers; else one that adds what is in shared memory."""
+        return WARPS * self.cluster if self.shares_keys else WARPGROUP // WARP if self.apart else 1
 
     def peer_slabs(self, problem: Problem) -> int:
         """Slabs of K that have the columns of dQ which a thread block of a pair makes, over the other one's keys too."""
@@ -105,7 +117,7 @@ class Fa3BackwardTile(TileSize):
     @property
     def words(self) -> str:
         beside = "" if self.cluster == 1 else ", in pairs of thread blocks"
-        return f"a producer and {CONSUMERS} consumer warpgroups{beside}"
+        return f"a producer and {CONSUMERS} consumer warpgroups{' and one for dQ' if self.apart else ''}{beside}"
 
 
 def designs(problem: Problem) -> tuple[Fa3BackwardTile, ...]:
@@ -129,6 +141,8 @@ def designs(problem: Problem) -> tuple[Fa3BackwardTile, ...]:
     if few:
         found.append(replace(single, block_rows=WARPGROUP_ROWS))
     # Orders that need no more registers than the default's
+    if not wide:
+        found += [replace(each, apart=True, late=True) for each in found]
     found += [replace(each, in_turns=False) for each in found if each.in_turns]
     found += [replace(each, late=True) for each in found if not each.late and each.cluster == 1]
     return tuple(found)
@@ -165,7 +179,7 @@ def rooms(problem: Problem, tile: Fa3BackwardTile) -> tuple[Room, ...]:
     the barriers with what tells whether a slot has a row of large scores."""
     k, v = slab_bytes(problem.head_dim), slab_bytes(problem.head_dim_v)
     whole, rows, cols = padded_dim(problem.head_dim), tile.block_rows, tile.own_cols
-    of_sums = 0 if tile.shares_keys else (rows + SUMMED_ROWS * problem.options.packed) * whole * WORD
+    of_sums = 0 if tile.shares_keys or tile.apart else (rows + SUMMED_ROWS * problem.options.packed) * whole * WORD
     return (
         Room("K", cols * k),
         Room("V", cols * v),
@@ -297,13 +311,14 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
         return super().kernels()
 
     def _main(self, launch: GradientsLaunch, warps: Warps) -> Kernel:
-        threads, shared = WARPGROUP * (1 + CONSUMERS), total_bytes(self._rooms(warps))
+        threads, shared = self.tile.threads, total_bytes(self._rooms(warps))
         grid, constants, pair = self.grid * self.cluster, self._constants(launch, warps), self.cluster
         name = "fa3_backward"
         return Kernel(f"{name}.cu", name, constants, grid, threads, shared, self.struct, accelerated=True, cluster=pair)
 
     def _constants(self, launch: GradientsLaunch, warps: Warps) -> Constants:
-        (consumer, producer), tile = REGISTERS, self.tile
+        tile = self.tile
+        consumer, producer, queries = tile.registers
         return (
             *self.constants(),
             *named(
@@ -311,6 +326,7 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
                 CONSUMERS=CONSUMERS,
                 CONSUMER_REGISTERS=consumer,
                 PRODUCER_REGISTERS=producer,
+                QUERY_REGISTERS=queries,
                 PING_PONG=int(tile.in_turns),
                 LATE=int(tile.late),
                 CLUSTER=tile.cluster,

@@ -23,7 +23,7 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
     """The blocks' rooms, roles and grid, and both ways to sum dQ, for JSON."""
     assert isinstance(schedule, Fa3BackwardSchedule)
     problem, device = schedule.problem, schedule.device
-    consumer, producer = fa3_backward.REGISTERS
+    consumer, producer, _ = schedule.tile.registers
     return {
         "backward": True,
         "deterministic": schedule.deterministic,
