@@ -45,12 +45,14 @@ constexpr int OWN_KEYS = WIDE ? 0 : 64;  // from a warpgroup's first key to the 
 constexpr int K_SLABS = slabs(HEAD_DIM), V_SLABS = slabs(VALUE_DIM), Q_SLABS = slabs(BR);  // Q's: of the columns of dS^T
 constexpr int K_BYTES = BC * SLAB_ROW * K_SLABS, V_BYTES = BC * SLAB_ROW * V_SLABS;
 constexpr int Q_BYTES = BR * SLAB_ROW * K_SLABS, dO_BYTES = BR * SLAB_ROW * V_SLABS;
-constexpr int dS_BYTES = BC * SLAB_ROW * Q_SLABS, PIECE_BYTES = SUM_PIECE * 4, dQ_BYTES = WIDE || APART ? 0 : (BR / 8 + VARLEN) * SUM_TILES * PIECE_BYTES;
+constexpr int dS_BYTES = BC * SLAB_ROW * Q_SLABS, SENT_BYTES = PAIRED ? BC * SLAB_ROW : 0;  // of dS, to the other thread block of a pair: one slab
+constexpr bool ONE_ROOM = PAIRED && WIDE;  // of dS, beside what the other one sends
+constexpr int ROOM_BYTES = dS_BYTES + SENT_BYTES, PIECE_BYTES = SUM_PIECE * 4, dQ_BYTES = WIDE || APART ? 0 : (BR / 8 + VARLEN) * SUM_TILES * PIECE_BYTES;
 constexpr int BOTH = 1, OWN = 2, TURN = OWN + CONSUMERS + APART;  // named barriers: of all consumers; OWN + g, TURN + g of warpgroup g
 // dQ_i is BR x d: a warpgroup makes 64 rows or, where there are no more, 64 columns of it.
 constexpr bool BY_ROWS = BR > 64;
 constexpr bool NUMBERED = VARLEN && (DROPOUT || MASK);  // whether a packed sequence's number matters
-static_assert(CLUSTER == 1 || (CLUSTER == 2 && WIDE && K_SLABS > 1 && !PING_PONG && !VARLEN && !SKIPS), "what a pair of thread blocks does");
+static_assert(CLUSTER == 1 || (CLUSTER == 2 && (WIDE ? K_SLABS > 1 && !PING_PONG : APART) && !VARLEN && !SKIPS), "what a pair of thread blocks does");
 static_assert(!APART || !WIDE, "registers of dQ's warpgroup");
 static_assert(!(SKIPS && ORDERED), "a thread block waits for all those of its head before it");
 static_assert(STAGES == 2, "dS of a turn and of the one before, by their slots");
@@ -87,12 +89,12 @@ template <int DIM> struct Columns<DIM, QUARTER> {
   static __device__ __forceinline__ int half(int quarter, int rows) { return quarter / 2 * rows * SLAB_ROW + quarter % 2 * (SLAB_ROW / 2); }
   static __device__ __forceinline__ int tile(int quarter, int n) { return quarter * (COUNT / 16) + n; }
 };
-constexpr int PEER_SLABS = PAIRED ? (K_SLABS > 2 ? 2 : 1) : 0;  // that have the columns of dQ of a thread block of a pair
+constexpr int PEER_SLABS = PAIRED ? (K_SLABS + 1) / 2 : 0;  // that have the columns of dQ of a thread block of a pair
 constexpr int PEER_BYTES = PEER_SLABS * BC * SLAB_ROW;
 
 typedef Columns<HEAD_DIM> KeyColumns;
 typedef Columns<VALUE_DIM> ValueColumns;
-typedef Columns<HEAD_DIM, PAIRED ? QUARTER : WIDE ? 0 : BY_ROWS ? ALL : ONE_SLAB> QueryColumns;  // of dQ, or of its first piece
+typedef Columns<HEAD_DIM, ONE_ROOM ? QUARTER : WIDE ? 0 : BY_ROWS ? ALL : ONE_SLAB> QueryColumns;  // of dQ, or of its first piece
 constexpr int QUERY_PARTS = BY_ROWS ? BR / 64 : K_SLABS;  // of dQ: 64 rows, or a slab, unless heads are WIDE
 typedef Columns<HEAD_DIM, 1> LastColumns;                                    // of its second one, if there is one
 
@@ -108,6 +110,11 @@ __device__ __forceinline__ void each_product(typename Own::Accumulators& C, unsi
 __device__ __forceinline__ void announce(unsigned full) {
   if (threadIdx.x % 32 == 0) arrive(full);
 }
+// Of a pair for both
+__device__ __forceinline__ void release(unsigned empty) {
+  if constexpr (!PAIRED) return announce(empty);
+  if (threadIdx.x % 32 < CLUSTER) arrive_in(empty, threadIdx.x % 32);
+}
 
 // Shared memory: addresses
 struct Shared {
@@ -115,23 +122,23 @@ struct Shared {
   unsigned offsets, origins, D, large;  // of the rows of each slot: what exponents are relative to (weight.cuh), D; whether an origin is not 0
   unsigned kept;  // what a mask says of the row blocks of each query head (block_mask.cuh)
   unsigned work, came, KV_full, Q_full, Q_empty, dO_full, dO_empty, dS_full, dS_empty, dQ_full, dQ_empty;
-  unsigned dS_came, K_came;  // from the other thread block of a pair, in the room of what has one barrier then
+  unsigned dS_came, K_came;  // from the other thread block of a pair, in the room of barriers that it does not need
 
   __device__ __forceinline__ explicit Shared(unsigned base) {
-    K = base, V = K + K_BYTES, Q = V + V_BYTES, dO = Q + STAGES * Q_BYTES, dS = dO + STAGES * dO_BYTES, dQ = dS + 2 * dS_BYTES;
+    K = base, V = K + K_BYTES, Q = V + V_BYTES, dO = Q + STAGES * Q_BYTES, dS = dO + STAGES * dO_BYTES, dQ = dS + (ONE_ROOM ? 1 : 2) * ROOM_BYTES;
     K_peer = dQ + dQ_BYTES, offsets = K_peer + PEER_BYTES, origins = offsets + STAGES * BR * 4, D = origins + STAGES * BR * 4;
     came = D + STAGES * BR * 4, KV_full = came + 8, dQ_full = came + 16, dQ_empty = came + 24;
     work = came + 32, Q_full = work + 48, Q_empty = Q_full + 8 * STAGES, dO_full = Q_empty + 8 * STAGES, dO_empty = dO_full + 8 * STAGES;
     dS_full = dO_empty + 8 * STAGES, dS_empty = dS_full + 16, large = dS_empty + 16;
-    kept = large + 4 * STAGES, dS_came = dS_full + 8, K_came = dS_empty + 8;
+    kept = large + 4 * STAGES, dS_came = ONE_ROOM ? dS_full + 8 : dQ_full, K_came = ONE_ROOM ? dS_empty + 8 : dS_came;
   }
   __device__ __forceinline__ void init_barriers() const {
-    init_barrier(came, 1), init_barrier(KV_full, 1), init_barrier(dQ_full, WARPS), init_barrier(dQ_empty, 1);
+    init_barrier(came, 1), init_barrier(KV_full, 1), init_barrier(dQ_full, APART ? 1 : WARPS), init_barrier(dQ_empty, 1);
     for (int slot = 0; slot < STAGES; slot++) {
       init_barrier(Q_full + 8 * slot, 2), init_barrier(Q_empty + 8 * slot, CLUSTER * WARPS);
       init_barrier(dO_full + 8 * slot, 2), init_barrier(dO_empty + 8 * slot, CLUSTER * WARPS);
-      const bool of_peer = PAIRED && slot > 0;
-      init_barrier(dS_full + 8 * slot, of_peer ? 1 : WARPS), init_barrier(dS_empty + 8 * slot, of_peer ? 1 : APART ? 4 : CLUSTER * WARPS);
+      const bool of_peer = ONE_ROOM && slot > 0;
+      init_barrier(dS_full + 8 * slot, of_peer ? 1 : WARPS), init_barrier(dS_empty + 8 * slot, of_peer ? 1 : CLUSTER * (APART ? 4 : WARPS));
     }
     publish_barriers();
   }
@@ -155,7 +162,7 @@ struct Work {
 
 // Whose turn it is to add to dQ of a row block, at its first row: how many thread blocks or pairs have, or of wide heads their warps. Of the first one of a key head the
 // upper half counts those that have begun.
-constexpr int BEGUN = 1 << 16, ADDERS = WIDE ? CLUSTER * WARPS : APART ? 4 : 1;
+constexpr int BEGUN = 1 << 16, ADDERS = WIDE || APART ? CLUSTER * (APART ? 4 : WARPS) : 1;
 
 // The Q blocks that see a K/V block, or one of those of a pair
 __device__ __forceinline__ void find_rows(const Params& p, Work& w, int Nk) {
@@ -384,14 +391,16 @@ __device__ __forceinline__ void produce(const Params& given, const Shared& s, co
 __device__ __forceinline__ void send_keys(const Params& p, const Shared& s, const Work& w) {
   const int turns = w.turns(p), peer = 1 - w.j % CLUSTER;
   if (turns == 0) return;
-  const auto share = [](int rank) { return min(PEER_SLABS, K_SLABS - rank * PEER_SLABS) * BC * SLAB_ROW; };  // bytes of its columns
+  const auto share = [](int rank) { return (BY_ROWS ? 1 : min(PEER_SLABS, K_SLABS - rank * PEER_SLABS)) * BC * SLAB_ROW; };  // bytes of its columns
   wait_for(s.KV_full, 0);
-  arrive_expecting(s.K_came, share(1 - peer));
-  copy_to(s.K_peer, s.K + peer * PEER_BYTES, share(peer), s.K_came, peer);
+  if (ONE_ROOM) arrive_expecting(s.K_came, share(1 - peer));
+  copy_to(s.K_peer, s.K + (BY_ROWS ? 0 : peer * PEER_BYTES), share(peer), s.K_came, peer);
   for (int turn = 0; turn < turns; turn++) {
-    wait_for(s.dS_full, turn % 2);
-    arrive_expecting(s.dS_came, dS_BYTES);
-    copy_to(s.dS + dS_BYTES, s.dS, dS_BYTES, s.dS_came, peer);
+    const int room = ONE_ROOM ? 0 : turn % 2, parity = ONE_ROOM ? turn % 2 : turn / 2 % 2;
+    const unsigned dS = s.dS + room * ROOM_BYTES, came = s.dS_came + 8 * room;
+    wait_for(s.dS_full + 8 * room, parity);
+    arrive_expecting(came, SENT_BYTES + (!ONE_ROOM && turn == 0 ? share(1 - peer) : 0));
+    copy_to(dS + dS_BYTES, dS + (BY_ROWS ? peer * SENT_BYTES : 0), SENT_BYTES, came, peer);
   }
 }
 
@@ -449,13 +458,16 @@ __device__ __forceinline__ void add_queries(const Params& p, const Shared& s, co
 
 // A part of it from dS in its room: of 64 rows, of a slab or a piece of the columns; of a pair of thread blocks over the keys of both
 template <class Own> __device__ __forceinline__ void multiply_keys(const Shared& s, typename Own::Accumulators& dQ, int room, int part) {
-  const Operand A = Operand::columns(s.dS + room * dS_BYTES + (BY_ROWS ? part * BC * SLAB_ROW : 0), BC * SLAB_ROW);
-  const int to_peer = s.K_peer - s.K - BC * SLAB_ROW - part / CONSUMERS * PEER_BYTES;  // from behind K's rows
+  const int slab = BY_ROWS ? part * BC * SLAB_ROW : 0;
+  const Operand A = Operand::columns(s.dS + room * ROOM_BYTES + slab, BC * SLAB_ROW);
+  // From behind this one's rows to the other's, of a pair
+  const int to_K = s.K_peer - s.K - BC * SLAB_ROW - (BY_ROWS ? 0 : (APART ? part : part / CONSUMERS) * PEER_BYTES), to_dS = dS_BYTES - BC * SLAB_ROW - slab;
   begin_products();
   each_product<Own, BC>(dQ, s.K, part, [&](auto& columns_of, Operand columns) {
 #pragma unroll
     for (int k = 0; k < CLUSTER * BC / 16; k++)
-      multiply_columns<sizeof(columns_of) / sizeof(columns_of[0]) * 8>(columns_of, A + k * 16 * SLAB_ROW, columns + (k * 16 * SLAB_ROW + (k < BC / 16 ? 0 : to_peer)), k > 0);
+      multiply_columns<sizeof(columns_of) / sizeof(columns_of[0]) * 8>(columns_of, A + (k * 16 * SLAB_ROW + (k < BC / 16 ? 0 : to_dS)),
+                                                                       columns + (k * 16 * SLAB_ROW + (k < BC / 16 ? 0 : to_K)), k > 0);
   });
   commit_products();
 }
@@ -497,14 +509,16 @@ __device__ __forceinline__ void make_queries(const Params& p, const Shared& s, c
   wait_for(s.KV_full, 0);
   each_turn(p, s, w, [&](int h, int i) {
     wait_for(s.dS_full + 8 * slot.index, slot.parity);
+    if constexpr (PAIRED) wait_for(s.dS_came + 8 * slot.index, slot.parity);
+    const int first = PAIRED ? w.j % CLUSTER : 0, end = PAIRED ? first + 1 : QUERY_PARTS;
 #pragma unroll 1
-    for (int part = 0; part < QUERY_PARTS; part++) {
+    for (int part = first; part < end; part++) {
       QueryColumns::Accumulators dQ;
       multiply_keys<QueryColumns>(s, dQ, slot.index, unknown(part));
       wait_for_products<0>(dQ);
-      if (part + 1 == QUERY_PARTS) announce(s.dS_empty + 8 * slot.index);
+      if (part + 1 == end) release(s.dS_empty + 8 * slot.index);
       const Work place = read_work(s.work);  // again, since registers are few
-      if (ORDERED && part == 0) {
+      if (ORDERED && part == first) {
         const Masks masks = masks_of(p, 0, 0, place.rows(p), VARLEN ? place.keys : p.Nk, p.Nk);
         begin_to_add(p, place, threadIdx.x % WARPGROUP, OWN + CONSUMERS, i, h, masks);
       }
@@ -513,7 +527,6 @@ __device__ __forceinline__ void make_queries(const Params& p, const Shared& s, c
     end_to_add(p, read_work(s.work), threadIdx.x % WARPGROUP, i, h);
     slot = slot.next();
   });
-  let_pass(BOTH, WARPGROUP * (CONSUMERS + 1));  // it is done with K_j
 }
 
 // --- a consumer: one warpgroup, each warp of which has 16 keys, each lane parts of keys g and g + 8 of those
@@ -522,11 +535,6 @@ __device__ __forceinline__ float2 load_pair(unsigned at) {
   float2 pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(at) : "memory");
   return pair;
-}
-// Of a pair for both
-__device__ __forceinline__ void release(unsigned empty) {
-  if constexpr (!PAIRED) return announce(empty);
-  if (threadIdx.x % 32 < CLUSTER) arrive_in(empty, threadIdx.x % 32);
 }
 
 // The elements of a bias that each_score_transposed visits, one after the other: one address, since registers are scarce
@@ -741,9 +749,9 @@ struct Consumer {
   // dS^T to its room, for the products of all warpgroups, when the products of the turn before the last are done with it
   __device__ __forceinline__ void share_score_gradients() const {
     const int row = group * OWN_KEYS + thread / 32 * 16 + thread % 16;  // of four 8 x 8 matrices, whose address this lane gives
-    const int room = PAIRED ? 0 : slot.index;
-    const unsigned to = s.dS + room * dS_BYTES + row * SLAB_ROW;
-    wait_for(s.dS_empty + 8 * room, PAIRED ? 1 - slot.index : 1 ^ slot.parity ^ (APART ? 0 : slot.index));
+    const int room = ONE_ROOM ? 0 : slot.index;
+    const unsigned to = s.dS + room * ROOM_BYTES + row * SLAB_ROW;
+    wait_for(s.dS_empty + 8 * room, ONE_ROOM ? 1 - slot.index : 1 ^ slot.parity ^ (APART ? 0 : slot.index));
 #pragma unroll
     for (int k = 0; k < BR / 16; k++) {
       if (WIDE && k / (BR / 32) != group) continue;  // the other half of the queries is the other warpgroup's
@@ -868,7 +876,7 @@ struct Consumer {
       }
       find_gradients<false>([&] { pass_turn(); });
       if (PING_PONG && group == 0) take_turn();
-      return;
+      return wait_for(s.dS_empty + 8 * slot.index, slot.parity);  // dQ's warpgroup is done with K_j, and that of the other one of a pair
     }
 #pragma unroll 1
     while (--left > 0) {
@@ -963,7 +971,7 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
   const int turns = w.turns(p);
   if (turns > 0) {
     wait_for(s.KV_full, 0);
-    if constexpr (PAIRED) wait_for(s.K_came, 0);
+    if constexpr (ONE_ROOM) wait_for(s.K_came, 0);
     const int Nq = w.rows(p);
     const Masks masks = masks_of(p, 0, 0, Nq, VARLEN ? w.keys : p.Nk, PADDED || VARLEN ? w.keys : p.Nk);
     const auto visits = [&](int i, int h) { return kept_at(s, w, h, i) != 0; };
@@ -979,7 +987,7 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
         if constexpr (SCORE) of_given_scores(c.dP, c.slopes);
       }
     }, [&](auto own, const auto& dQ, int i, int h) { add_rows<decltype(own)>(p, w, dQ, c.thread, PAIRED ? c.share : group, i, h, masks); });
-    if constexpr (!PAIRED) meet(BOTH, WARPGROUP * (CONSUMERS + APART));  // all are done with K_j
+    if constexpr (!PAIRED && !APART) meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j
   }
   const Work place = read_work(s.work);  // the same; registers are free again
 #if VARLEN
@@ -1036,4 +1044,5 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1) fa3_backward(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     consume(p, given, s, read_work(s.work), group - 1);
   }
+  if constexpr (PAIRED && APART) meet_cluster();  // neither is done before the other arrives no more at its barriers
 }

@@ -36,8 +36,9 @@ STAGES = 2
 """Slots of the rings of Q and dO."""
 PAIR = 2
 """Thread blocks of a cluster, which share the columns of dQ."""
-REGISTERS, REGISTERS_APART = (240, 24, 0), (208, 24, 72)
-"""Registers of a thread of a consumer, of a producer, and of the warpgroup that makes dQ, if there is none and if there is one."""
+REGISTERS, REGISTERS_APART = (240, 24, 0), ((208, 24, 72), (208, 32, 64))
+"""Registers of a thread of a consumer, of a producer, and of the warpgroup that makes dQ: if there is none, and if there is one, by
+itself and in a pair."""
 MOST_DIM = 256
 """The most that d and d_v may be: beyond it registers do not hold half of dK and dV of 64 keys."""
 WIDE_DIM = 128
@@ -88,7 +89,7 @@ class Fa3BackwardTile(TileSize):
     @property
     def registers(self) -> tuple[int, int, int]:
         """Registers of a thread of a consumer, of a producer, and of the warpgroup that makes dQ: 0 if there is none."""
-        return REGISTERS_APART if self.apart else REGISTERS
+        return REGISTERS_APART[self.cluster > 1] if self.apart else REGISTERS
 
     @property
     def threads(self) -> int:
@@ -108,7 +109,12 @@ class Fa3BackwardTile(TileSize):
     def adders(self) -> int:
         """Warps of a thread block or a pair that each add a part of dQ: the consumers' if they share keys or those of a warpgroup of
         its own, from registers; else one that adds what is in shared memory."""
-        return WARPS * self.cluster if self.shares_keys else WARPGROUP // WARP if self.apart else 1
+        return (WARPGROUP // WARP if self.apart else WARPS) * self.cluster if self.shares_keys or self.apart else 1
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of a key's dS that come from the other thread block of a pair: those of 64 rows."""
+        return slab_bytes(WARPGROUP_ROWS) if self.cluster > 1 else 0
 
     def peer_slabs(self, problem: Problem) -> int:
         """Slabs of K that have the columns of dQ which a thread block of a pair makes, over the other one's keys too."""
@@ -142,7 +148,9 @@ def designs(problem: Problem) -> tuple[Fa3BackwardTile, ...]:
         found.append(replace(single, block_rows=WARPGROUP_ROWS))
     # Orders that need no more registers than the default's
     if not wide:
-        found += [replace(each, apart=True, late=True) for each in found]
+        found += [replace(each, apart=True, late=True) for each in found if not own]
+    if not (wide or own or asked.packed):
+        found += [replace(each, block_cols=PAIR * cols, cluster=PAIR) for each in found if each.apart and (each.block_rows > WARPGROUP_ROWS or problem.head_dim > SLAB)]
     found += [replace(each, in_turns=False) for each in found if each.in_turns]
     found += [replace(each, late=True) for each in found if not each.late and each.cluster == 1]
     return tuple(found)
@@ -184,7 +192,7 @@ def rooms(problem: Problem, tile: Fa3BackwardTile) -> tuple[Room, ...]:
         Room("K", cols * k),
         Room("V", cols * v),
         Room("Q, dO", STAGES * rows * (k + v)),
-        Room("dS", 2 * cols * slab_bytes(rows)),
+        Room("dS", (1 if tile.cluster > 1 and tile.shares_keys else 2) * cols * (slab_bytes(rows) + tile.sent_bytes)),
         Room("dQ", of_sums),
         Room("the other's K", tile.peer_slabs(problem) * cols * slab_bytes(SLAB)),
         Room("L, D", STAGES * rows * FLOATS_OF_ROW * WORD),
