@@ -2,8 +2,9 @@
 
     python benchmarks/backward.py [--out FOLDER] [--quick] [--budget SECONDS] [--dry-run]
 
-In one run, on the same memory and stream: cupyflash as users call it ("auto"), by algorithm and deterministic, and the gradients of
-those peers of peers.py that have them; the forward that they need is not timed. What closes the run compares "auto".
+In one run, on the same memory and stream: cupyflash as users call it ("auto"), by algorithm and deterministic, the best designs of
+fa3, and the gradients of those peers of peers.py that have them; the forward that they need is not timed. What closes the run
+compares "auto".
 TFLOP/s count 10 B H N^2 d, half when causal: five products for the forward's two. README.md has the format.
 """
 
@@ -32,14 +33,20 @@ from cupyflash.schedules import Kernel, TileSchedule, choose, fa3_backward, plan
 
 DEFAULT, FIRST = "auto", "fa2"
 WIDEST = 128  # d up to which one launch makes both gradients
+DESIGNS = 3  # of fa3, its own among them
 OURS = (DEFAULT, FIRST, f"{FIRST} deterministic", "fa1", "standard")
 
 
-def names(device: Device, case: Case) -> Iterator[str]:
-    """Ours: "auto", then by algorithm, fa3 where it runs."""
-    yield from OURS
+def ways(device: Device, case: Case) -> Iterator[tuple[str, Report]]:
+    """Ours by name, with their options: "auto", then by algorithm, fa3 where it runs, with the designs that are next to its own."""
+    for name in OURS:
+        algorithm, _, deterministic = name.partition(" ")
+        yield name, {"algorithm": algorithm, "deterministic": bool(deterministic)}
     if not fa3_backward.refusal(case.problem, device):
-        yield from ("fa3", "fa3 deterministic")
+        yield "fa3", {"algorithm": "fa3"}
+        yield "fa3 deterministic", {"algorithm": "fa3", "deterministic": True}
+        for design in fa3_backward.designs(case.problem)[1:DESIGNS]:
+            yield f"fa3 {design.label}", {"algorithm": "fa3", "tiling": design}
 
 
 def ours(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
@@ -51,22 +58,18 @@ def ours(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implem
         out, lse = cupyflash.attention(q, k, v, causal=case.causal, return_lse=True)
         return out, lse
 
-    def by(algorithm: str, deterministic: bool) -> Call:
-        options: Report = {"causal": case.causal, "algorithm": algorithm, "deterministic": deterministic}
-        return lambda: cupyflash.attention_backward(dout, q, k, v, *forward(), **options)
+    def by(options: Report) -> Call:
+        return lambda: cupyflash.attention_backward(dout, q, k, v, *forward(), causal=case.causal, **options)
 
-    for name in names(machine.device, case):
-        algorithm, _, deterministic = name.partition(" ")
-        yield Implementation(name, by(algorithm, bool(deterministic)), ours=True)
+    for name, options in ways(machine.device, case):
+        yield Implementation(name, by(options), ours=True)
 
 
 def kernels(device: Device, case: Case) -> Iterator[Kernel]:
     yield from plan(case.problem, device, choose(case.problem, device).algorithm, lse=True).kernels()
-    for name in names(device, case):
-        if name == DEFAULT:  # which is among them
-            continue
-        algorithm, _, deterministic = name.partition(" ")
-        yield from plan_backward(case.problem, device, algorithm, deterministic=bool(deterministic)).kernels()
+    for name, options in ways(device, case):
+        if name != DEFAULT:  # which is among them
+            yield from plan_backward(case.problem, device, **options).kernels()
 
 
 def theirs(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterable[tuple[str, Call]]:

@@ -1,12 +1,13 @@
 """Whole calls by the clock (docs/clock.md): our kernels beside FlashAttention's own. No GPU.
 
-    python benchmarks/calls.py [WORD ...] [--tile ROWSxCOLS | --programs FOLDER] [--write]
+    python benchmarks/calls.py [WORD ...] [--tile ROWSxCOLS | --designs | --programs FOLDER] [--write]
 
 A call has 16,384 tokens in rows of 4,096, and 2,048 / d heads, in float16. Words choose: forward or backward, a device's name, fa2
-or fa3, full or causal, 64 or 128. --tile 128x64 plans ours with other blocks. With --programs FlashAttention's kernels are timed
-instead of ours: FOLDER has a program for each pass, as fa3_forward_128_causal, which makes the launches of a call BATCH HEADS N
-(docs/run.md says how to compile it); none of its kernels is run. Beside each stand the times of benchmarks/results, and the figure
-over them. --write keeps the figures in calls.json, of which docs/performance.md has the table.
+or fa3, full or causal, 64 or 128. --tile 128x64 plans ours with other blocks; --designs times each design of fa3's gradients
+(cupyflash/schedules/fa3_backward.py). With --programs FlashAttention's kernels are timed instead of ours: FOLDER has a program for
+each pass, as fa3_forward_128_causal, which makes the launches of a call BATCH HEADS N (docs/run.md says how to compile it); none
+of its kernels is run. Beside each stand the times of benchmarks/results, and the figure over them. --write keeps the figures in
+calls.json, of which docs/performance.md has the table.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 
 from cupyflash import Device, Problem, plan
 from cupyflash.basics import Values
-from cupyflash.schedules import plan_backward
+from cupyflash.schedules import fa3_backward, plan_backward
 from cupyflash.sim import ptx
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.known import KnownError, error_of, kind_of
@@ -41,6 +42,7 @@ from cupyflash.sim.program.launches import LaunchRequest
 from cupyflash.sim.program.runtime import Runtime
 from cupyflash.sim.program.session import run_program
 from cupyflash.sim.ptx.parameters import BoundArguments, BoundTensor, parameter_offsets
+from cupyflash.tiling import TilingChoice
 
 KEPT = Path(__file__).with_suffix(".json")
 TOKENS, WIDTH = 16384, 2048
@@ -85,7 +87,12 @@ class Call:
         p = self.problem
         return (p.flops if self.direction == "forward" else p.backward_flops) / (2 if self.mask == "causal" else 1)
 
-    def clocks(self, programs: Path | None, tile: tuple[int, int] | None) -> Iterator[Clock]:
+    @property
+    def has_designs(self) -> bool:
+        """True if the kernel has designs to choose from, those of `fa3_backward.designs`."""
+        return (self.direction, self.algorithm) == ("backward", "fa3")
+
+    def clocks(self, programs: Path | None, tile: TilingChoice) -> Iterator[Clock]:
         """The clocks of our launches, or of a program's."""
         device = Device.named(self.device)
         if programs is None:
@@ -148,7 +155,7 @@ def measured_seconds(call: Call, folder: Path = RESULTS) -> dict[str, float]:
     return {name: found[name][1] for name in names if name in found}
 
 
-def figure(call: Call, programs: Path | None = None, tile: tuple[int, int] | None = None) -> Figure:
+def figure(call: Call, programs: Path | None = None, tile: TilingChoice = None) -> Figure:
     timed = [(clock, clock.time()) for clock in call.clocks(programs, tile)]
     clock, longest = max(timed, key=lambda pair: pair[1].seconds)
     seconds = sum(time.seconds for _, time in timed)
@@ -238,21 +245,27 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("words", nargs="*", metavar="WORD", help="what the chosen calls have")
     parser.add_argument("--programs", type=Path, metavar="FOLDER", help="FlashAttention's launches, as programs")
     parser.add_argument("--tile", type=tile_of, metavar="ROWSxCOLS", help="blocks of ours, which --write leaves out")
+    parser.add_argument("--designs", action="store_true", help="each design of fa3's gradients, which --write leaves out")
     parser.add_argument("--write", action="store_true", help="keep the figures in calls.json")
     asked = parser.parse_args(words)
-    for call in (each for each in calls() if set(asked.words) <= each.words):
+    chosen = [each for each in calls() if set(asked.words) <= each.words]
+    tiles: Iterator[tuple[Call, TilingChoice]] = ((call, asked.tile) for call in chosen)
+    if asked.designs:
+        tiles = ((call, each) for call in chosen if call.has_designs for each in fa3_backward.designs(call.problem))
+    for call, tile in tiles:
         begun = time.process_time()
         try:
-            one = figure(call, asked.programs, asked.tile)
+            one = figure(call, asked.programs, tile)
         except (OSError, RuntimeError, ValueError) as error:
             print(f"{call}: {error}", flush=True)
             continue
         took = time.process_time() - begun
         rate = f"{one.seconds * 1e6:,.0f} us, {one.tflops:.0f} TFLOP/s"
-        print(f"{call}: {one.whose} {rate}; {one.binds} binds; {one.error} ({took:.0f} s)", flush=True)
+        name = f"{call}: {tile.label}" if isinstance(tile, fa3_backward.Fa3BackwardTile) else f"{call}"
+        print(f"{name}: {one.whose} {rate}; {one.binds} binds; {one.error} ({took:.0f} s)", flush=True)
         if beside := one.beside():
             print(f"    {beside}", flush=True)
-        if asked.write and not asked.tile:
+        if asked.write and not tile:
             keep(one)
     return 0
 

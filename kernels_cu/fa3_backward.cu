@@ -272,7 +272,8 @@ template <class Visit> __device__ __forceinline__ void each_turn(const Params& p
 // A tile of Q or dO: of a pair each loads every other slab, for both.
 __device__ __forceinline__ void load_rows_tile(unsigned to, const TensorMap& map, unsigned full, int slabs, int row, int head, const Work& w) {
   if constexpr (!PAIRED) return load_tile<BR>(to, map, full, slabs, row, head, w.batch);
-  for (int slab = w.j % CLUSTER; slab < slabs; slab += CLUSTER)
+#pragma unroll 1
+  for (int slab = unknown(w.j) % CLUSTER; slab < slabs; slab += CLUSTER)
     load_box_for_all<CLUSTER>(to + slab * BR * SLAB_ROW, map, full, slab * SLAB, row, head, w.batch);
 }
 
@@ -352,8 +353,9 @@ __device__ __forceinline__ void produce_block(const Shared& s, unsigned tile, in
 }
 
 // The warp that copies tiles, by its first lane
-__device__ __forceinline__ void produce(const Params& given, const Shared& s, const Work& w) {
+__device__ __forceinline__ void produce(const Params& given, const Shared& s, const Work& work) {
   const bool copies = threadIdx.x == 0;
+  const Work& w = work;
   if (w.turns(given) == 0) return;
   const bool cut = (PADDED || VARLEN) && (w.j + 1) * BC > w.keys;
   if (copies) {
@@ -375,6 +377,7 @@ __device__ __forceinline__ void produce(const Params& given, const Shared& s, co
   Slot slot = {0, 1};
   int came = cut;  // the parity of the next phase
   each_turn(given, s, w, [&](int h, int i) {
+    const Work w = PAIRED ? read_work(s.work) : work;  // again, since a producer has few registers
     const int index = slot.index, rows = w.rows(given) - i * BR;
     produce_block(s, s.Q + index * Q_BYTES, Q_BYTES, K_SLABS, rows, s.Q_full + 8 * index, s.Q_empty + 8 * index, slot.parity, came, [&](unsigned full) {
       load_rows_tile(s.Q + index * Q_BYTES, given.Q_tiles, full, K_SLABS, w.row(i), w.head(given, h), w);
@@ -396,10 +399,10 @@ __device__ __forceinline__ void send_keys(const Params& p, const Shared& s, cons
   if (ONE_ROOM) arrive_expecting(s.K_came, share(1 - peer));
   copy_to(s.K_peer, s.K + (BY_ROWS ? 0 : peer * PEER_BYTES), share(peer), s.K_came, peer);
   for (int turn = 0; turn < turns; turn++) {
-    const int room = ONE_ROOM ? 0 : turn % 2, parity = ONE_ROOM ? turn % 2 : turn / 2 % 2;
+    const int room = ONE_ROOM ? 0 : turn % 2;
     const unsigned dS = s.dS + room * ROOM_BYTES, came = s.dS_came + 8 * room;
-    wait_for(s.dS_full + 8 * room, parity);
-    arrive_expecting(came, SENT_BYTES + (!ONE_ROOM && turn == 0 ? share(1 - peer) : 0));
+    wait_for(s.dS_full + 8 * room, ONE_ROOM ? turn % 2 : turn / 2 % 2);
+    arrive_expecting(came, ONE_ROOM || turn ? SENT_BYTES : SENT_BYTES + share(1 - peer));  // K's share comes with the first dS
     copy_to(dS + dS_BYTES, dS + (BY_ROWS ? peer * SENT_BYTES : 0), SENT_BYTES, came, peer);
   }
 }
@@ -510,15 +513,15 @@ __device__ __forceinline__ void make_queries(const Params& p, const Shared& s, c
   each_turn(p, s, w, [&](int h, int i) {
     wait_for(s.dS_full + 8 * slot.index, slot.parity);
     if constexpr (PAIRED) wait_for(s.dS_came + 8 * slot.index, slot.parity);
-    const int first = PAIRED ? w.j % CLUSTER : 0, end = PAIRED ? first + 1 : QUERY_PARTS;
 #pragma unroll 1
-    for (int part = first; part < end; part++) {
-      QueryColumns::Accumulators dQ;
-      multiply_keys<QueryColumns>(s, dQ, slot.index, unknown(part));
-      wait_for_products<0>(dQ);
-      if (part + 1 == end) release(s.dS_empty + 8 * slot.index);
+    for (int n = 0; n < (PAIRED ? 1 : QUERY_PARTS); n++) {
       const Work place = read_work(s.work);  // again, since registers are few
-      if (ORDERED && part == first) {
+      const int part = PAIRED ? place.j % CLUSTER : unknown(n);
+      QueryColumns::Accumulators dQ;
+      multiply_keys<QueryColumns>(s, dQ, slot.index, part);
+      wait_for_products<0>(dQ);
+      if (PAIRED || n + 1 == QUERY_PARTS) release(s.dS_empty + 8 * slot.index);
+      if (ORDERED && n == 0) {
         const Masks masks = masks_of(p, 0, 0, place.rows(p), VARLEN ? place.keys : p.Nk, p.Nk);
         begin_to_add(p, place, threadIdx.x % WARPGROUP, OWN + CONSUMERS, i, h, masks);
       }

@@ -27,6 +27,7 @@ from cupyflash.sim.numbers.yardstick import draw_gradient, measure_gradients
 from cupyflash.sim.ptx.execute import ptx_machine
 from cupyflash.sim.ptx.state.lane_sets import Geometry
 from cupyflash.sim.verification import verify
+from cupyflash.tiling import TileSize
 from suites import MORE, sweep, wide
 from yardstick import draw, draw_masks
 
@@ -87,9 +88,11 @@ def problems(draw_one: st.DrawFn) -> Problem:
 
 @sweep(2, 8)
 def test_random_problems(data: st.DataObject) -> None:
-    schedule = plan_backward(data.draw(problems()), H100, "fa3", deterministic=data.draw(st.booleans()))
+    problem, deterministic = data.draw(problems()), data.draw(st.booleans())
+    design = data.draw(st.sampled_from((None, *fa3_backward.designs(problem, deterministic))))
+    schedule = plan_backward(problem, H100, "fa3", design, deterministic=deterministic)
     found = verify(schedule, seed=data.draw(st.sampled_from((None, 1, 2))), data_seed=data.draw(st.integers(0, 99)))
-    assert found.good, (schedule.problem, found.differences, found.findings, found.wrong_tensors)
+    assert found.good, (schedule.problem, design, found.differences, found.findings, found.wrong_tensors)
 
 
 @sweep(1, 8)
@@ -100,7 +103,9 @@ def test_random_packed_sequences(data: st.DataObject) -> None:
     lengths = st.tuples(st.integers(0, one.seqlen_q), st.integers(0, one.seqlen_k))
     seqlens = (*data.draw(st.lists(lengths, max_size=3)), (1 + one.seqlen_q // 2, 1 + one.seqlen_k // 2))  # of none there is no map
     problem = replace(one, batch=len(seqlens)).asking(sinks=False)
-    schedule = plan_varlen_backward(problem, H100, seqlens, algorithm="fa3", deterministic=data.draw(st.booleans()))
+    deterministic = data.draw(st.booleans())
+    design = data.draw(st.sampled_from((None, *fa3_backward.designs(problem, deterministic))))
+    schedule = plan_varlen_backward(problem, H100, seqlens, design, algorithm="fa3", deterministic=deterministic)
     check_packed(schedule, SCORES[0] if problem.options.score else None)
     behind = l2.run(schedule, l2=ALL)
     assert behind.asked == theory.traffic(schedule)
@@ -351,12 +356,51 @@ def test_what_it_does_not_run(problem: Problem, words: str) -> None:
         plan_backward(problem, H100, "fa3")
 
 
+DESIGNS = [
+    (d, design, deterministic)
+    for d in (64, 128, 256)
+    for deterministic in (False, True)
+    for design in fa3_backward.designs(Problem(1, 2, 1, 100, 270, d, "float16"), deterministic)
+    if design.apart or not deterministic
+]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("d", "design", "deterministic"), DESIGNS, ids=lambda each: getattr(each, "label", str(each)))
+def test_every_design(d: int, design: fa3_backward.Fa3BackwardTile, deterministic: bool) -> None:
+    problem = Problem(1, 2, 1, 100, 270, d, "float16", head_dim_v=min(d, 128) - 8, causal=design.in_turns)
+    found = verify(plan_backward(problem, H100, "fa3", design, deterministic=deterministic), seed=1)
+    assert found.good, (found.differences, found.findings, found.wrong_tensors)
+
+
+def test_a_call_takes_a_design_as_its_tiling() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (rng.standard_normal((1, 1, 70, 64)).astype(np.float16) for _ in range(4))
+    tiling = next(each for each in fa3_backward.designs(Problem(1, 1, 1, 70, 70, 64, "float16")) if each.apart)
+    with cupyflash.simulated_device(H100):
+        out, lse = cupyflash.attention(q, k, v, return_lse=True)
+        made = cupyflash.attention_backward(dout, q, k, v, out, lse, algorithm="fa3", tiling=tiling)
+    numbers = measure_gradients(dict(zip(("dQ", "dK", "dV"), made, strict=True)), dout, Inputs.of(q, k, v))
+    assert all(each.good for each in numbers.values())
+
+
+def test_designs_begin_with_the_default() -> None:
+    """Each is another one, and that of its blocks is the first with them."""
+    for problem in (Problem(1, 1, 1, 64, 64, d, "float16", packed=packed) for d in (64, 128, 256) for packed in (False, True)):
+        every = fa3_backward.designs(problem)
+        assert len({each.label for each in every}) == len(every)
+        assert plan_backward(problem, H100, "fa3").tile.label == every[0].label if not problem.options.packed else True
+        for each in every:
+            plain = fa3_backward.design(problem, TileSize(each.block_rows, each.block_cols, "asked for"))
+            assert plain.label == next(other for other in every if str(other) == str(each)).label
+
+
 def test_options_and_blocks_that_it_has_not() -> None:
     plain = Problem(1, 1, 1, 64, 64, 64, "float16")
     sparse = plain.asking(block_mask=BlockMask.of(np.ones((1, 1), bool)))
     with pytest.raises(ValueError, match=r"the backward of 'fa3' has no place for"):
         plan_backward(sparse, H100, "fa3")
-    with pytest.raises(ValueError, match="runs blocks of Br 128 x Bc 128; the tiling asks for Br 64 x Bc 64"):
+    with pytest.raises(ValueError, match=r"runs blocks of Br 128 x Bc 128 or .* or Br 64 x Bc 128; the tiling asks for Br 64"):
         plan_backward(plain, H100, "fa3", (64, 64)).kernels()
     with pytest.raises(ValueError, match=r"needs .* bytes of SRAM"):
         fa3_backward.fit(plain, H100.with_sram("100KB"))

@@ -107,8 +107,8 @@ class Fa3BackwardTile(TileSize):
 
     @property
     def adders(self) -> int:
-        """Warps of a thread block or a pair that each add a part of dQ: the consumers' if they share keys or those of a warpgroup of
-        its own, from registers; else one that adds what is in shared memory."""
+        """Warps of a thread block or a pair that each add a part of dQ: the consumers' if they share keys, or those of a warpgroup
+        of its own, from registers; else one that adds what is in shared memory."""
         return (WARPGROUP // WARP if self.apart else WARPS) * self.cluster if self.shares_keys or self.apart else 1
 
     @property
@@ -121,36 +121,40 @@ class Fa3BackwardTile(TileSize):
         return -(-problem.head_dim // SLAB // 2) if self.cluster > 1 else 0
 
     @property
+    def label(self) -> str:
+        """A name that tells it from the others of a problem."""
+        more = (", dQ apart" if self.apart else "") + (", dP late" if self.late else "") + ("" if self.in_turns else ", no turns")
+        return f"{self.block_rows}x{self.block_cols}{more}"
+
+    @property
     def words(self) -> str:
         beside = "" if self.cluster == 1 else ", in pairs of thread blocks"
         return f"a producer and {CONSUMERS} consumer warpgroups{' and one for dQ' if self.apart else ''}{beside}"
 
 
-def designs(problem: Problem) -> tuple[Fa3BackwardTile, ...]:
-    """The designs that the kernel has for a problem, the default first.
+def designs(problem: Problem, deterministic: bool = False) -> tuple[Fa3BackwardTile, ...]:
+    """The designs that the kernel has for a problem: the default first, then those that the clock has ahead of it, then the others.
 
     Beyond `WIDE_DIM` warpgroups share keys, in pairs of thread blocks if dQ has columns for all of a pair's warpgroups, unless
     masks, scores or packed sequences ask for more. Br is 128 where registers hold as many rows of S and dP beside the gradients and
-    what is asked for each score. dP is late by default where what makes P takes registers.
+    what is asked for each score. dP is late by default where what makes P takes registers. Up to `WIDE_DIM` dQ may be made apart,
+    if nothing is asked for each score, in pairs unless sequences are packed or dQ is `deterministic`.
     """
     asked, widest = problem.options, max(problem.head_dim, problem.head_dim_v)
     own = bool(asked.masked or asked.score or asked.bias or asked.dropout)
-    wide = widest > WIDE_DIM
-    few = widest <= SLAB and not own
-    scaled = asked.bias or asked.score
-    late = padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v) > (2 * SLAB if scaled else 6 * SLAB)
-    cols = WARPGROUP_ROWS * (1 if wide else CONSUMERS)
-    single = Fa3BackwardTile(2 * WARPGROUP_ROWS if few else WARPGROUP_ROWS, cols, "", late=late)
+    wide, few = widest > WIDE_DIM, widest <= SLAB and not own
+    late = padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v) > SLAB * (2 if asked.bias or asked.score else 6)
+    rows, cols = WARPGROUP_ROWS * (2 if few else 1), WARPGROUP_ROWS * (1 if wide else CONSUMERS)
+    single = Fa3BackwardTile(rows, cols, "", late=late)
+    pair = replace(single, block_cols=PAIR * cols, cluster=PAIR, late=False)
+    alone = own or asked.packed
     found = [single]
-    if wide and problem.head_dim > SLAB and not (own or asked.packed):
-        found = [replace(single, block_cols=PAIR * cols, cluster=PAIR, in_turns=False, late=False), single]
+    if wide and problem.head_dim > SLAB and not alone:
+        found = [replace(pair, in_turns=False), single]
+    if not (wide or own):
+        found += [replace(each, apart=True, late=True) for each in (single, *(() if alone or deterministic else (pair,)))]
     if few:
         found.append(replace(single, block_rows=WARPGROUP_ROWS))
-    # Orders that need no more registers than the default's
-    if not wide:
-        found += [replace(each, apart=True, late=True) for each in found if not own]
-    if not (wide or own or asked.packed):
-        found += [replace(each, block_cols=PAIR * cols, cluster=PAIR) for each in found if each.apart and (each.block_rows > WARPGROUP_ROWS or problem.head_dim > SLAB)]
     found += [replace(each, in_turns=False) for each in found if each.in_turns]
     found += [replace(each, late=True) for each in found if not each.late and each.cluster == 1]
     return tuple(found)
@@ -313,7 +317,7 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
     def kernels(self) -> tuple[Kernel, ...]:
         if reason := refusal(self.problem, self.device):
             raise ValueError(f"fa3's backward does not run this: {reason}")
-        runs = {(each.block_rows, each.block_cols): str(each) for each in designs(self.problem)}
+        runs = {(each.block_rows, each.block_cols): str(each) for each in designs(self.problem, self.deterministic)}
         if self.blocks not in runs:
             raise ValueError(f"fa3's backward runs blocks of {' or '.join(runs.values())}; the tiling asks for {self.tiling.used}")
         return super().kernels()
