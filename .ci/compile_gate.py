@@ -109,6 +109,7 @@ WIDE_VARIANTS: tuple[Variant, ...] = (CAUSAL, HEAVY, (("packed", "window"), True
 SOFTMAX_COLS = (2, 20, 1000, 5000)
 # Of FlashAttention-3: each number of slabs and each team of warpgroups, and the options that take registers.
 FA3_HEADS = (16, 40, 64, 96, 128, 160, 192, 256)
+FA3_DESIGNS = 3  # of each problem, its own among them: those that benchmarks time
 FA3_GRADIENTS = (
     (64, 64),
     (16, 40),
@@ -362,6 +363,12 @@ def fa3_backward_schedules(device: Device) -> Labelled:
             yield labelled("fa3 backward", plan_varlen_backward(problem, device, algorithm="fa3"), *masks)
         else:
             yield labelled("fa3 backward", plan_backward(problem, device, "fa3", dbias="bias" in masks), *masks)
+    for turn, (d, value) in enumerate(FA3_GRADIENTS):
+        problem = posed(d, ("float16", "bfloat16")[turn % 2], (("causal",) if turn % 2 else (), False), value)
+        for design in fa3_backward.designs(problem)[1:FA3_DESIGNS]:
+            yield labelled(
+                "fa3 backward", plan_backward(problem, device, "fa3", design), design.label, *(("causal",) if turn % 2 else ())
+            )
     for (name, score), (d, value) in itertools.product(SCORES.items(), FA3_GRADIENTS[::3]):
         problem = posed(d, "float16", (("causal",), False), value).asking(score=score.form)
         if not fa3_backward.refusal(problem, device):

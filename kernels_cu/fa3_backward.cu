@@ -53,7 +53,7 @@ constexpr int BOTH = 1, OWN = 2, TURN = OWN + CONSUMERS + APART;  // named barri
 constexpr bool BY_ROWS = BR > 64;
 constexpr bool NUMBERED = VARLEN && (DROPOUT || MASK);  // whether a packed sequence's number matters
 static_assert(CLUSTER == 1 || (CLUSTER == 2 && (WIDE ? K_SLABS > 1 && !PING_PONG : APART) && !VARLEN && !SKIPS), "what a pair of thread blocks does");
-static_assert(!APART || !WIDE, "registers of dQ's warpgroup");
+static_assert(!APART || !(WIDE || SCALED || DROPOUT) && LATE, "registers: P is rounded before dP^T is begun");
 static_assert(!(SKIPS && ORDERED), "a thread block waits for all those of its head before it");
 static_assert(STAGES == 2, "dS of a turn and of the one before, by their slots");
 static_assert(BR == 64 * (BY_ROWS ? CONSUMERS : 1) && (WIDE || K_SLABS <= (BY_ROWS ? 1 : CONSUMERS)), "a part of dQ a warpgroup");
@@ -712,6 +712,7 @@ struct Consumer {
           if constexpr (DROPOUT) dP[n][e] *= is_kept(kept, n, e) ? dropout.scale : 0.f;
           dP[n][e] = S[n][e] * (dP[n][e] - d);
         } else {
+          // Where dQ has a warpgroup, there are no registers for P as it was.
           dP[n][e] = score_gradient(APART ? to_float(reinterpret_cast<const Element*>(P[n / 2])[n % 2 * 4 + e]) : S[n][e], dP[n][e], d, dropout.scale);
         }
       }
@@ -824,24 +825,19 @@ struct Consumer {
     }
   }
 
-  // Of P^T and dS^T: dV and dK. `beside` begins one more product, if it does, behind theirs.
-  template <bool BESIDE, class Beside> __device__ __forceinline__ void find_gradients(Beside beside) {
+  // Of P^T and dS^T: dV and dK. `beside` begins dQ of the block before, for which no warpgroup has to wait, if it is not made apart.
+  template <class Beside> __device__ __forceinline__ void find_gradients(Beside beside) {
     if constexpr (!SCALED && !APART) round(P, KeptWeights(S).of);
     round(dS, dP);
     share_score_gradients();
     take_turn();
     add_weighted<ValueColumns>(dV, P, s.dO + slot.index * dO_BYTES);
     add_weighted<KeyColumns>(dK, dS, s.Q + slot.index * Q_BYTES);
-    if constexpr (!APART) beside();
-    wait_for_products<1 + (BESIDE && !APART)>(dV);
+    beside();
+    wait_for_products<1 + !APART>(dV);
     release(s.dO_empty + 8 * slot.index);
-    wait_for_products<BESIDE && !APART>(dK);
-    if constexpr (APART) beside();
+    wait_for_products<!APART>(dK);
     release(s.Q_empty + 8 * slot.index);
-  }
-  // The same, and under way dQ of the block before, for which no warpgroup has to wait
-  __device__ __forceinline__ void find_all_gradients(QueryColumns::Accumulators& dQ) {
-    find_gradients<true>([&] { multiply_shared<QueryColumns>(dQ, slot); });
   }
 
   // All turns, the last one apart: the compiler has a loop's products run by themselves if none are under way where it is left.
@@ -871,20 +867,22 @@ struct Consumer {
     if constexpr (APART) {
 #pragma unroll 1
       while (--left > 0) {
-        find_gradients<true>([&] { multiply_scores(slot.next()), pass_turn(); });
+        find_gradients([] {});
         slot = slot.next();
-        multiply_output_gradients<!LATE>();
+        multiply_scores(slot);
+        pass_turn();
         advance();
         find(i, heads - of_block);
       }
-      find_gradients<false>([&] { pass_turn(); });
+      find_gradients([] {});
+      pass_turn();
       if (PING_PONG && group == 0) take_turn();
       return wait_for(s.dS_empty + 8 * slot.index, slot.parity);  // dQ's warpgroup is done with K_j, and that of the other one of a pair
     }
 #pragma unroll 1
     while (--left > 0) {
       QueryColumns::Accumulators dQ;
-      find_all_gradients(dQ);
+      find_gradients([&] { multiply_shared<QueryColumns>(dQ, slot); });
       finish_queries<!LATE>(dQ, slot, [&] { multiply_scores<!LATE>(slot.next()), pass_turn(); }, add_last);
       multiply_scores<LATE>(slot.next());
       slot = slot.next();
@@ -895,7 +893,7 @@ struct Consumer {
       find(i, heads - of_block);
     }
     QueryColumns::Accumulators dQ;
-    find_all_gradients(dQ);
+    find_gradients([&] { multiply_shared<QueryColumns>(dQ, slot); });
     finish_queries<false>(dQ, slot, [&] { pass_turn(); }, add_last);
     if constexpr (PAIRED) return wait_for(s.dS_empty, slot.index);  // the other one is done with what lies here
     hand_on_queries();

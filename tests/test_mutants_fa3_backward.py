@@ -9,7 +9,7 @@ import pytest
 from test_backward_sparse import run_packed
 
 from cupyflash import Device, Mask, Problem, Score
-from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule, plan_backward, plan_varlen_backward
+from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule, fa3_backward, plan_backward, plan_varlen_backward
 from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.numbers.reference import reference
 from cupyflash.sim.numbers.yardstick import draw_gradient, draw_mask, knowing_mask
@@ -33,7 +33,10 @@ PROBLEMS = {
     "wide": Problem(1, 1, 1, 150, 100, 192, "float16", score=Score("2 * tanh(s / 2)").form),
     "pair": Problem(1, 1, 1, 150, 200, 192, "float16"),
     "window pair": Problem(1, 1, 1, 200, 200, 192, "float16", window=(10, 0)),
+    "apart": Problem(1, 1, 1, 200, 150, 80, "float16"),
+    "apart pair": Problem(1, 1, 1, 200, 300, 80, "float16"),
 }
+DESIGNS = {"apart": 1, "apart pair": 2}
 """Ragged both ways; two column blocks, of two to six turns in blocks of 64 x 128, or of 128 x 128 where d is narrow."""
 
 
@@ -107,30 +110,67 @@ MUTANTS = {
     "dropped weights of scaled scores have gradients": mutant(
         "is_kept(kept, n, e) ? dropout.scale : 0.f", "dropout.scale", "numbers", "scored"
     ),
+    "dS is given back before dQ is made": mutant(
+        "      wait_for_products<0>(dQ);\n      if (PAIRED || n + 1 == QUERY_PARTS) release(s.dS_empty + 8 * slot.index);\n",
+        "      if (PAIRED || n + 1 == QUERY_PARTS) release(s.dS_empty + 8 * slot.index);\n      wait_for_products<0>(dQ);\n",
+        "race",
+        "apart",
+    ),
+    "dQ's warpgroup does not wait for dS": mutant(
+        "    wait_for(s.dS_full + 8 * slot.index, slot.parity);\n    if constexpr (PAIRED)",
+        "    if constexpr (PAIRED)",
+        "race|uninitialised|proxy",
+        "apart",
+    ),
+    "dQ's warpgroup does not wait for the other's dS": mutant(
+        "    if constexpr (PAIRED) wait_for(s.dS_came + 8 * slot.index, slot.parity);\n",
+        "",
+        "race|flight|uninitialised",
+        "apart pair",
+    ),
+    "both of a pair make the same columns": mutant(
+        "place.j % CLUSTER : unknown(n)", "0 : unknown(n)", "numbers|bytes", "apart pair"
+    ),
+    "dQ's parts are both the first": mutant("place.j % CLUSTER : unknown(n)", "0 : unknown(0)", "numbers|bytes", "apart"),
+    "dK leaves before dQ is made": mutant(
+        "      return wait_for(s.dS_empty + 8 * slot.index, slot.parity);", "      return;", "race", "apart"
+    ),
+    "one of a pair ends before the other": mutant(
+        "  if constexpr (PAIRED && APART) meet_cluster();", "", "exited block", "apart pair"
+    ),
+    "the other's K comes unexpected": mutant(
+        "SENT_BYTES : SENT_BYTES + share(1 - peer));", "SENT_BYTES : SENT_BYTES);", "transaction|deadlock|race|flight", "apart pair"
+    ),
+    "one warp gives dS back for all": mutant(
+        "CLUSTER * (APART ? 4 : WARPS)", "CLUSTER * (APART ? 1 : WARPS)", "race|deadlock", "apart"
+    ),
+    "dS waits for a phase that is over": mutant("(APART ? 0 : slot.index)", "slot.index", "deadlock|race", "apart"),
     "wide heads' halves of columns are both the first": mutant("(SLABS > 1 ? group * NEXT : 0)", "0", "numbers", "wide"),
     "halves of a slab are written to the first one's place": mutant(
         "OWN_SLABS * 4 + group * 2;", "OWN_SLABS * 4;", "numbers|race", "wide"
     ),
-    "the second piece of dQ is the first one": mutant("own = unknown(share), to_peer", "own = 0, to_peer", "numbers", "wide"),
+    "the second piece of dQ is the first one": mutant("unknown(share)", "0", "numbers", "wide"),
     "the columns of both of a pair are the first one's": mutant(
         "w.j % CLUSTER * CONSUMERS + group, p.scale", "group, p.scale", "numbers", "pair"
     ),
     "columns of the other one's keys are the first one's": mutant(
-        "own / CONSUMERS * PEER_BYTES", "0", "numbers|uninitialised", "pair"
+        "(APART ? part : part / CONSUMERS) * PEER_BYTES", "0", "numbers|uninitialised", "pair"
     ),
     "the other one's keys are not waited for": mutant(
-        "    if constexpr (PAIRED) wait_for(s.K_came, 0);\n", "", "race|flight|uninit", "pair"
+        "    if constexpr (ONE_ROOM) wait_for(s.K_came, 0);\n", "", "race|flight|uninit", "pair"
     ),
     "the other one's dS is not waited for": mutant(
         "    if constexpr (PAIRED) wait_for(s.dS_came, at.index);\n", "", "race|flight", "pair"
     ),
-    "dS is sent before it is there": mutant("    wait_for(s.dS_full, turn % 2);\n", "", "race|uninit|proxy", "pair"),
-    "dS is sent over its own": mutant("copy_to(s.dS + dS_BYTES, s.dS,", "copy_to(s.dS, s.dS,", "race|uninit", "pair"),
+    "dS is sent before it is there": mutant(
+        "    wait_for(s.dS_full + 8 * room, ONE_ROOM ? turn % 2 : turn / 2 % 2);\n", "", "race|uninit|proxy", "pair"
+    ),
+    "dS is sent over its own": mutant("copy_to(dS + dS_BYTES, dS +", "copy_to(dS, dS +", "race|uninit", "pair"),
     "dS comes unexpected": mutant(
-        "    arrive_expecting(s.dS_came, dS_BYTES);\n", "    arrive(s.dS_came);\n", "race|flight|transaction", "pair"
+        "    arrive_expecting(came, ONE_ROOM || turn ?", "    arrive(came), (0 ?", "race|flight|transaction", "pair"
     ),
     "each loads Q and dO for both": mutant(
-        "for (int slab = w.j % CLUSTER; slab < slabs; slab += CLUSTER)",
+        "for (int slab = unknown(w.j) % CLUSTER; slab < slabs; slab += CLUSTER)",
         "for (int slab = 0; slab < slabs; slab++)",
         "transaction|race|deadlock",
         "pair",
@@ -181,7 +221,7 @@ MUTANTS = {
         "race",
     ),
     "nobody waits until all are done with K": mutant(
-        "    if constexpr (!PAIRED) meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j\n",
+        "    if constexpr (!PAIRED && !APART) meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j\n",
         "",
         "race",
     ),
@@ -216,7 +256,7 @@ MUTANTS = {
         "numbers",
     ),
     "dQ of the last turn is forgotten": mutant(
-        "    multiply_keys<QueryColumns>(dQ, slot.next());\n    finish_queries<false>(dQ, slot.next(), [] {}, add_last);\n"
+        "    multiply_shared<QueryColumns>(dQ, slot.next());\n    finish_queries<false>(dQ, slot.next(), [] {}, add_last);\n"
         "    hand_on_queries();\n",
         "",
         "deadlock",
@@ -243,19 +283,19 @@ MUTANTS = {
         problem="groups",
     ),
     "dS is stored where it is read": mutant(
-        "    wait_for(s.dS_empty + 8 * room, PAIRED ? 1 - slot.index : 1 ^ slot.parity ^ slot.index);\n",
+        "    wait_for(s.dS_empty + 8 * room, ONE_ROOM ? 1 - slot.index : 1 ^ slot.parity ^ (APART ? 0 : slot.index));\n",
         "",
         "race",
         problem="many",
     ),
     "dS is multiplied before it is there": mutant(
-        "    wait_for(s.dS_full + 8 * before, PAIRED ? at.index : at.parity);\n",
+        "    wait_for(s.dS_full + 8 * room, PAIRED ? at.index : at.parity);\n",
         "",
         "race",
     ),
     "dS is of the turn itself": mutant(
-        "    const int before = PAIRED ? 0 : 1 - at.index;",
-        "    const int before = at.index;",
+        "    const int room = PAIRED ? 0 : 1 - at.index;",
+        "    const int room = at.index;",
         "deadlock",
     ),
     "dS is given back at once": mutant(
@@ -284,8 +324,8 @@ MUTANTS = {
         "in flight",
     ),
     "Q is released before dK": mutant(
-        "    wait_for_products<1>(dK);\n    release(s.Q_empty + 8 * slot.index);",
-        "    release(s.Q_empty + 8 * slot.index);\n    wait_for_products<1>(dK);",
+        "    wait_for_products<!APART>(dK);\n    release(s.Q_empty + 8 * slot.index);",
+        "    release(s.Q_empty + 8 * slot.index);\n    wait_for_products<!APART>(dK);",
         "race",
         problem="many",
     ),
@@ -313,7 +353,7 @@ MUTANTS = {
         "deadlock",
     ),
     "a warp hands on dQ for all": mutant(
-        "init_barrier(dQ_full, WARPS)",
+        "init_barrier(dQ_full, APART ? 1 : WARPS)",
         "init_barrier(dQ_full, 1)",
         "deadlock",
     ),
@@ -401,8 +441,8 @@ MUTANTS = {
         "numbers",
     ),
     "both make the same part of dQ": mutant(
-        "(BY_ROWS ? unknown(group) * BC * SLAB_ROW : 0)",
-        "0",
+        "BY_ROWS ? part * BC * SLAB_ROW : 0;",
+        "0;",
         "numbers",
         problem="narrow",
     ),
@@ -499,7 +539,8 @@ WIDE = {
 
 def planned(name: str) -> BackwardSchedule:
     """The schedule of a problem, which knows what its mask says."""
-    return knowing_mask(plan_backward(PROBLEMS[name], H100, "fa3"), 0, draw_mask(PROBLEMS[name], 0))
+    design = fa3_backward.designs(PROBLEMS[name])[DESIGNS.get(name, 0)]
+    return knowing_mask(plan_backward(PROBLEMS[name], H100, "fa3", design), 0, draw_mask(PROBLEMS[name], 0))
 
 
 def run(schedule: BackwardSchedule, seed: int | None) -> tuple[VerifiedRun, bool]:
