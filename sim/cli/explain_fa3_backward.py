@@ -23,7 +23,7 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
     """The blocks' rooms, roles and grid, and both ways to sum dQ, for JSON."""
     assert isinstance(schedule, Fa3BackwardSchedule)
     problem, device = schedule.problem, schedule.device
-    consumer, producer, _ = schedule.tile.registers
+    consumer, producer, queries = schedule.tile.registers
     return {
         "backward": True,
         "deterministic": schedule.deterministic,
@@ -33,6 +33,7 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
         "roles": {
             "producers": {"threads": fa3_tiles.WARPGROUP, "registers": producer},
             "consumers": {"threads": fa3_backward.CONSUMERS * fa3_tiles.WARPGROUP, "registers": consumer},
+            **({"dQ": {"threads": fa3_tiles.WARPGROUP, "registers": queries}} if queries else {}),
         },
         "grid": {
             "thread_blocks": schedule.grid * schedule.cluster,
@@ -57,7 +58,7 @@ def show(report: Report, request: ProblemRequest, everything: bool) -> None:
         else f"{keys} keys for each of {consumers} consumer warpgroups, whose registers hold dK and dV of them,"
     )
     say(
-        f"A thread block has K_j and V_j, {owned} S and dP of a turn; Q_i and dO_i pass by. Registers leave no choice: Br is 128 "
+        f"A thread block has K_j and V_j, {owned} S and dP of a turn; Q_i and dO_i pass by. Registers decide Br: 128 "
         f"where d and d_v are at most {fa3_tiles.SLAB} and nothing is asked for each score (a mask, a bias, a score function, "
         "dropout), else 64."
     )
