@@ -53,6 +53,8 @@ constexpr int BOTH = 1, OWN = 2, TURN = OWN + CONSUMERS + APART;  // named barri
 constexpr bool BY_ROWS = BR > 64;
 constexpr bool NUMBERED = VARLEN && (DROPOUT || MASK);  // whether a packed sequence's number matters
 static_assert(CLUSTER == 1 || (CLUSTER == 2 && (WIDE ? K_SLABS > 1 && !PING_PONG : APART) && !VARLEN && !SKIPS), "what a pair of thread blocks does");
+// Whether P^T is rounded before dP^T is there: under its product where there are registers, and where it takes those of S^T.
+constexpr bool EARLY = APART || (BR == 64 && !DROPOUT);
 static_assert(!APART || !(WIDE || SCALED || DROPOUT) && LATE, "registers: P is rounded before dP^T is begun");
 static_assert(!(SKIPS && ORDERED), "a thread block waits for all those of its head before it");
 static_assert(STAGES == 2, "dS of a turn and of the one before, by their slots");
@@ -666,7 +668,7 @@ struct Consumer {
 #pragma unroll
       for (int e = 0; e < 4; e++) S[n][e] = exp2_of(fmaf(S[n][e], factor, e % 2 ? offset[n].y : offset[n].x));
     }
-    if constexpr (APART) round(P, S);
+    if constexpr (EARLY) round(P, S);
   }
   // Which of the weights of scaled scores are kept, a bit each, since P is rounded and S has a sign of its own; by a loop that is not
   // unrolled: Philox's numbers would take registers.
@@ -697,6 +699,8 @@ struct Consumer {
     }
     multiply_output_gradients<LATE>();
     if constexpr (!DROPOUT && !APART) load_rows(D, s.D);
+    // It is there; but the compiler moves no exponentials behind a branch, and would move them behind the next wait.
+    if constexpr (!LATE) wait_for(s.dO_full + 8 * slot.index, slot.parity);
     wait_for_products<0>(dP);
     if constexpr (DROPOUT) {
       if constexpr (!SCALED) each_weight_transposed<true>(S, dropout, key, i * BR, MarkDropped());
@@ -827,7 +831,7 @@ struct Consumer {
 
   // Of P^T and dS^T: dV and dK. `beside` begins dQ of the block before, for which no warpgroup has to wait, if it is not made apart.
   template <class Beside> __device__ __forceinline__ void find_gradients(Beside beside) {
-    if constexpr (!SCALED && !APART) round(P, KeptWeights(S).of);
+    if constexpr (!SCALED && !EARLY) round(P, KeptWeights(S).of);
     round(dS, dP);
     share_score_gradients();
     take_turn();
