@@ -54,7 +54,7 @@ constexpr bool BY_ROWS = BR > 64;
 constexpr bool NUMBERED = VARLEN && (DROPOUT || MASK);  // whether a packed sequence's number matters
 static_assert(CLUSTER == 1 || (CLUSTER == 2 && (WIDE ? K_SLABS > 1 && !PING_PONG : APART) && !VARLEN && !SKIPS), "what a pair of thread blocks does");
 // Whether P^T is rounded before dP^T is there: under its product where there are registers, and where it takes those of S^T.
-constexpr bool EARLY = APART || (BR == 64 && !DROPOUT);
+constexpr bool EARLY = APART || (BR == 64 && !DROPOUT && !MASK);
 static_assert(!APART || !(WIDE || SCALED || DROPOUT) && LATE, "registers: P is rounded before dP^T is begun");
 static_assert(!(SKIPS && ORDERED), "a thread block waits for all those of its head before it");
 static_assert(STAGES == 2, "dS of a turn and of the one before, by their slots");
