@@ -27,7 +27,7 @@ class TileSize(Held):
 
 
 # The values of `tiling=`: None for the fitted sizes, "paper" for the formula's, (block_rows, block_cols) that a kernel runs, or a
-# TileSize to count with, even if no kernel runs it.
+# TileSize: a design of fa3's gradients, or blocks to count with, even if no kernel runs them.
 TilingChoice = Literal["paper"] | tuple[int, int] | TileSize | None
 
 
