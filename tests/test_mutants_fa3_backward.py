@@ -36,7 +36,7 @@ PROBLEMS = {
     "apart": Problem(1, 1, 1, 200, 150, 80, "float16"),
     "apart pair": Problem(1, 1, 1, 200, 300, 80, "float16"),
 }
-DESIGNS = {"apart": 1, "apart pair": 2}
+DESIGNS = {"apart": 1, "window apart": 1, "apart pair": 2}
 """Ragged both ways; two column blocks, of two to six turns in blocks of 64 x 128, or of 128 x 128 where d is narrow."""
 
 
@@ -477,6 +477,15 @@ ORDERED = {
     "turns are those of the first row block": mutant(
         "p.turns + w.row_of(p, h, i);", "p.turns + w.row_of(p, h, 0);", "endless|deadlock"
     ),
+    "dQ's warpgroup does not wait for its turn": mutant(
+        "  if (thread == 0) wait_for_turn(p.turns", "  if (false) wait_for_turn(p.turns", "numbers", "apart"
+    ),
+    "dQ's warpgroup has the turns of other rows": mutant(
+        "masks_of(p, 0, 0, place.rows(p), VARLEN ? place.keys : p.Nk, p.Nk)",
+        "masks_of(p, 0, 0, VARLEN ? place.keys : p.Nk, place.rows(p), p.Nk)",
+        "numbers|endless|deadlock",
+        "window apart",
+    ),
     "turns begin at the first key": mutant("w.j - visible_begin(masks, i * BR) / BC", "w.j", "endless|deadlock", problem="window"),
     "turns begin anywhere": Mutant(
         "fa2_backward_rows.cuh",
@@ -558,10 +567,12 @@ def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 IN_ORDER = {
     "": Problem(1, 1, 1, 130, 600, 40, "float16"),
     "window": Problem(1, 1, 1, 400, 400, 40, "float16", window=(130, 0)),
+    "apart": Problem(1, 1, 1, 330, 1100, 40, "float16"),
+    "window apart": Problem(1, 1, 1, 400, 300, 40, "float16", window=(130, 0)),
     "pair": Problem(1, 1, 1, 60, 500, 136, "float16"),
 }
-"""Five and four column blocks, four of pairs: of two additions to zero, order changes nothing, and of three the machine's
-orders seldom."""
+"""Five and four column blocks, nine and three where dQ is made apart, four of pairs: of two additions to zero, order changes nothing,
+and of three the machine's orders seldom."""
 
 
 def bits(schedule: BackwardSchedule, seed: int | None) -> tuple[BackwardExecution, bytes]:
@@ -578,7 +589,8 @@ def bits(schedule: BackwardSchedule, seed: int | None) -> tuple[BackwardExecutio
 def test_mutant_of_the_order(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = ORDERED[name]
     monkeypatch.setenv("CUPYFLASH_STALL_SECONDS", "2")  # in which this machine's kernels come far
-    schedule = plan_backward(IN_ORDER[fault.problem], H100, "fa3", deterministic=True)
+    design = fa3_backward.designs(IN_ORDER[fault.problem], True)[DESIGNS.get(fault.problem, 0)]
+    schedule = plan_backward(IN_ORDER[fault.problem], H100, "fa3", design, deterministic=True)
     _, right = bits(schedule, None)
 
     def in_some_orders(schedule: BackwardSchedule, _: int | None) -> tuple[BackwardExecution, bool]:
