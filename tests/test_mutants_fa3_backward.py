@@ -571,8 +571,8 @@ IN_ORDER = {
     "window apart": Problem(1, 1, 1, 400, 300, 40, "float16", window=(130, 0)),
     "pair": Problem(1, 1, 1, 60, 500, 136, "float16"),
 }
-"""Five and four column blocks, nine and three where dQ is made apart, four of pairs: of two additions to zero, order changes nothing,
-and of three the machine's orders seldom."""
+"""Five and four column blocks, nine and three where dQ is made apart, four of pairs: of two additions to zero, order changes
+nothing, and of three the machine's orders seldom."""
 
 
 def bits(schedule: BackwardSchedule, seed: int | None) -> tuple[BackwardExecution, bytes]:
