@@ -395,6 +395,21 @@ def test_designs_begin_with_the_default() -> None:
             assert plain.label == next(other for other in every if str(other) == str(each)).label
 
 
+def test_designs_of_other_problems_are_refused() -> None:
+    """Their blocks alone do not make them runnable: what registers hold differs."""
+    plain = Problem(1, 1, 1, 64, 64, 128, "float16")
+    apart, pair = fa3_backward.designs(plain)[1:3]
+    for problem, design, deterministic in (
+        (plain.asking(dropout=True), apart, False),
+        (plain, replace(apart, late=False), False),
+        (plain, replace(apart, cluster=2), False),
+        (plain, pair, True),
+        (plain.asking(causal=True, bias=True), pair, False),
+    ):
+        with pytest.raises(ValueError, match=r"fa3's backward (does not run the design|runs blocks of|does not run this)"):
+            plan_backward(problem, H100, "fa3", design, deterministic=deterministic).kernels()
+
+
 def test_options_and_blocks_that_it_has_not() -> None:
     plain = Problem(1, 1, 1, 64, 64, 64, "float16")
     sparse = plain.asking(block_mask=BlockMask.of(np.ones((1, 1), bool)))

@@ -112,6 +112,11 @@ class Fa3BackwardTile(TileSize):
         return (WARPGROUP // WARP if self.apart else WARPS) * self.cluster if self.shares_keys or self.apart else 1
 
     @property
+    def most_keys(self) -> int:
+        """Keys up to which a turn's word counts all that add."""
+        return MOST_BLOCKS // self.adders * self.block_cols
+
+    @property
     def sent_bytes(self) -> int:
         """Bytes of a key's dS that come from the other thread block of a pair: those of 64 rows."""
         return slab_bytes(WARPGROUP_ROWS) if self.cluster > 1 else 0
@@ -133,7 +138,7 @@ class Fa3BackwardTile(TileSize):
 
 
 def designs(problem: Problem, deterministic: bool = False) -> tuple[Fa3BackwardTile, ...]:
-    """The designs that the kernel has for a problem: the default first, then those that the clock has ahead of it, then the others.
+    """The designs that the kernel has for a problem: the default first, then those that benchmarks time beside it, then the others.
 
     Beyond `WIDE_DIM` warpgroups share keys, in pairs of thread blocks if dQ has columns for all of a pair's warpgroups, unless
     masks, scores or packed sequences ask for more. Br is 128 where registers hold as many rows of S and dP beside the gradients and
@@ -180,8 +185,8 @@ def refusal(problem: Problem, device: Device) -> str | None:
     if lacking := refused(asked, "fa3 backward"):
         return f"the kernel has no place for {OPTIONS[lacking].words}"
     tile = designs(problem)[0]
-    if problem.seqlen_k > (most := MOST_BLOCKS // tile.adders * tile.block_cols):
-        return f"the kernel takes up to {most:,} keys, and this has {problem.seqlen_k:,}"
+    if problem.seqlen_k > tile.most_keys:
+        return f"the kernel takes up to {tile.most_keys:,} keys, and this has {problem.seqlen_k:,}"
     return fa3_tiles.refusal(problem, device)
 
 
@@ -250,6 +255,7 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
 
     @cached_property
     def tile(self) -> Fa3BackwardTile:
+        """The design, that of the tiling's blocks if the tiling says no more."""
         return design(self.problem, self.tiling.used)
 
     @property
@@ -317,9 +323,15 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
     def kernels(self) -> tuple[Kernel, ...]:
         if reason := refusal(self.problem, self.device):
             raise ValueError(f"fa3's backward does not run this: {reason}")
-        runs = {(each.block_rows, each.block_cols): str(each) for each in designs(self.problem, self.deterministic)}
-        if self.blocks not in runs:
-            raise ValueError(f"fa3's backward runs blocks of {' or '.join(runs.values())}; the tiling asks for {self.tiling.used}")
+        every, tile = designs(self.problem, self.deterministic), self.tile
+        blocks = dict.fromkeys(map(str, every))
+        if str(tile) not in blocks:
+            raise ValueError(f"fa3's backward runs blocks of {' or '.join(blocks)}; the tiling asks for {tile}")
+        if replace(tile, reason="") not in every:
+            runs = "; ".join(each.label for each in every)
+            raise ValueError(f"fa3's backward does not run the design {tile.label!r} of this problem; it runs {runs}")
+        if self.problem.seqlen_k > tile.most_keys:
+            raise ValueError(f"this design takes up to {tile.most_keys:,} keys, and this has {self.problem.seqlen_k:,}")
         return super().kernels()
 
     def _main(self, launch: GradientsLaunch, warps: Warps) -> Kernel:
