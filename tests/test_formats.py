@@ -228,6 +228,19 @@ def test_findings_of_one_cause_are_one() -> None:
     given = [np.ones(28, np.float32), np.ones(28), np.ones(28, np.float32), 28]
     wrong, other = Module.from_source(guard).launch("k", 1, 32, given).findings
     assert (wrong.tensor, wrong.lane, len(wrong.also)) == ("arg0", 28, 2) and other.tensor == "arg2"
+    calls = """__device__ float two(const float* x, int a) {
+        return x[a % 128] +
+            x[(a + 64) % 128];
+    }
+    extern "C" __global__ void k(float* x, float* y) {
+        int t = threadIdx.x;
+        x[t] = 1;
+        y[t] = two(x, t + 32) + two(x, t + 96);
+        y[t + 128] = x[127 - t];
+    }"""
+    racing = Module.from_source(calls).launch("k", 1, 128, [np.ones(128, np.float32), np.zeros(256, np.float32)]).findings
+    assert [one.mend for one in racing] == [f"__syncthreads() between line 7 and line {line}" for line in (8, 9)]
+    assert [{line for _, line in one.also} for one in racing] == [{3}, set()]
     launches = [made(message=f"write at {at:#x} of 'allocation {n}'", lanes=2) for n, at in enumerate((16, 0xAB))]
     merged = by_cause([*launches, made(message="read at 0x10"), made(source=("k.cu", 4))], of_program)
     assert [(each.lanes, each.also) for each in merged] == [(4, (("k.cu", 3),)), (1, ()), (1, ())]

@@ -181,6 +181,7 @@ if (have) y[i] = v;
 if (x[i] >= 0) { v = i; have = true; }
 }""",
     "a vector": "float4 v, w;\nv.x = x[t];\nif (t < n) v.y = 1;\nw = v;\n((float4 *)x)[t] = w;",
+    "compared where it counts": "float v;\nif (t < n) v = x[t];\n__syncthreads();\nif (t < n && v < 1) y[t] = v;",
     "a part of a pair": "ushort2 v;\nv.x = t;\nif (t < n) v.y = 1;\n((ushort2 *)y)[t] = v;\ny[t + 64] = v.x;",
     "bytes of a word": BYTES,
     "under a predicate": PREDICATED % "@p mov.f32 %0, f;",
@@ -284,7 +285,16 @@ INSTRUCTIONS = {
     "or.b32 %r4, %r2, %r1;": 96,
     "xor.b32 %r4, %r1, %r2; add.u32 %r5, %r4, 1;": 96,
     "lop3.b32 %r4, %r1, %r2, %r1, 0x96;": 96,
-    "or.pred %p3, %p2, %p1;": 96,
+    # A comparison whose result is joined with another condition decides only where that one does not.
+    "or.pred %p3, %p2, %p1;": 0,
+    "or.pred %p3, %p2, %p1; @%p3 mov.u32 %r4, 1;": 96 - 14,
+    "setp.lt.u32 %p2, %r2, 3; or.pred %p3, %p1, %p2; @%p3 mov.u32 %r4, 1;": 96 - 14,
+    "setp.lt.u32 %p2, %r2, 3; and.pred %p3, %p1, %p2; @%p3 bra L; L:": 14,
+    "setp.lt.u32 %p2, %r2, 3; not.pred %p4, %p2; and.pred %p3, %p1, %p4; selp.u32 %r4, 1, 2, %p3;": 14,
+    "@%p1 mov.u32 %r2, 5; setp.lt.u32 %p2, %r2, 3; and.pred %p3, %p1, %p2; @%p3 bra L; L:": 0,
+    "@!%p1 mov.u32 %r2, 5; setp.lt.u32 %p2, %r2, 3; and.pred %p3, %p1, %p2; @%p3 bra L; L:": 14,
+    "setp.lt.u32 %p2, %r2, 3; and.pred %p3, %p1, %p2; @%p2 bra L; L:": 96,
+    "setp.lt.and.u32 %p2, %r1, 3, %p4; or.pred %p3, %p1, %p2; @%p3 bra L; L:": 96 - 14,
     "and.pred %p3, %p2, %p1; @%p3 mov.u32 %r4, 1;": 14,
 }
 
@@ -294,6 +304,11 @@ def test_instructions_on_registers_that_nobody_wrote(body: str) -> None:
     found = ptx(body)
     assert found.findings_total == INSTRUCTIONS[body], found.findings
     assert {f.kind for f in found.findings} <= {"uninitialised", "null pointer", "out of bounds"}
+
+
+def test_a_condition_names_the_register_that_it_depends_on() -> None:
+    found = ptx("setp.lt.u32 %p2, %r2, 3; not.pred %p4, %p2; and.pred %p3, %p1, %p4; @%p3 bra L; L:")
+    assert found.findings[0].message == "register %r2, which the thread never wrote and which decides '@%p3 bra L'"
 
 
 def test_watching_registers_counts_nothing() -> None:

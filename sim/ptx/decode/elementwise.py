@@ -277,18 +277,19 @@ def dot(case: Case) -> str:
 
 
 def differences(case: Case) -> str:
-    """Returns the absolute differences of the bytes of a and b; with .add their sum and c."""
-    left, right = ("i1" if type_.kind == "s" else "u1" for type_ in case.types[1:])
-    found = f"differences_of_bytes(a.u32, b.u32, '{left}', '{right}')"
+    """Returns the absolute differences of the parts of a and b, bytes or halves; with .add their sum and c."""
+    size = 1 if case.opcode == "vabsdiff4" else 2
+    left, right = (f"i{size}" if type_.kind == "s" else f"u{size}" for type_ in case.types[1:])
+    found = f"differences_of_parts(a.u32, b.u32, '{left}', '{right}')"
     if "add" in case.mods:
-        return f"d.u32 = c.u32 + sum_of_bytes({found})"
+        return f"d.u32 = c.u32 + sum_of_parts({found}, 'u{size}')"
     case.unused = 1
     return f"d.u32 = {found}"
 
 
 row("dp4a", ".u32 .s32", dot, count=2)
 row("dp2a", ".lo .hi .u32 .s32", dot, count=2)
-row("vabsdiff4", "{.add}.u32 .s32", differences, count=3)
+row("vabsdiff2 vabsdiff4", "{.add}.u32 .s32", differences, count=3)
 
 # -- extended precision -------------------------------------------------------------------------------------------------------
 

@@ -378,9 +378,9 @@ def merged(plan: Plan) -> Sequence[int]:
     """Returns those of them that it mixes with others bit by bit, which uses a register of which nobody wrote any bit.
 
     Compilers clear unwritten bits with constants before they put bits in: not by `or`, `xor` and `lop3` of registers alone, nor do
-    they insert unwritten bits (`bfi`) into written ones.
+    they insert unwritten bits (`bfi`) into written ones. Conditions they compute early, and join with those that decide.
     """
-    if plan.instruction.opcode in ("or", "xor", "lop3"):
+    if plan.instruction.opcode in ("or", "xor", "lop3") and not conditions(plan.writes):
         data = copied(plan)
         return data if all(isinstance(plan.reads[k].operand, Reg) for k in data) else ()
     return (0,) if plan.instruction.opcode == "bfi" else ()
@@ -403,6 +403,23 @@ def calculated(plan: Plan) -> tuple[Arg, ...]:
     return plan.reads if len(plan.reads) > 1 and all(isinstance(a.operand, Reg) for a in plan.reads) else ()
 
 
+def conditions(args: Iterable[Arg]) -> list[str]:
+    """Returns the names of the predicates among operands."""
+    return names(a for a in args if a.dtype == bool)
+
+
+def early(plans: Sequence[Plan]) -> frozenset[int]:
+    """Returns the comparisons whose results other instructions join: compilers compare before they know that a value counts, as
+    in i < n && x > 0, where x has no value behind n.
+    """
+    joined = {name for plan in plans if plan.instruction.opcode in JOINING for name in conditions(plan.reads)}
+    return frozenset(pc for pc, p in enumerate(plans) if p.instruction.opcode == "setp" and joined.intersection(conditions(p.writes)))
+
+
+JOINING = frozenset({"and", "or", "xor", "not"})
+"""Opcodes that join predicates."""
+
+
 def names(args: Iterable[Arg]) -> list[str]:
     return [a.operand.name for a in args if isinstance(a.operand, Reg) and a.operand != SINK]
 
@@ -416,25 +433,27 @@ def touched(plan: Plan) -> list[str]:
 @dataclass(frozen=True)
 class Doubtful:
     """Registers that may be read though nobody wrote them: `blank` are so from the start, `registers` are these and all that may
-    get copies of them, or results of arithmetic with nothing else. `watched` are the instructions that read or write one.
+    get copies of them, or results of arithmetic with nothing else, or of an `early` comparison. `watched` are the instructions
+    that read or write one.
     """
 
     blank: frozenset[str]
     registers: frozenset[str]
     watched: frozenset[int]
+    early: frozenset[int]
 
     @classmethod
     def of(cls, plans: list[Plan], blank: set[str]) -> Doubtful:
         every: set[str] = set()
-        more = set(blank)
+        more, compared = set(blank), early(plans) if blank else frozenset[int]()
         while more - every:
             every |= more
-            for plan in plans:
-                whole = names(calculated(plan))
-                if every.intersection(names(plan.reads[k] for k in copied(plan))) or (whole and every.issuperset(whole)):
+            for pc, plan in enumerate(plans):
+                whole, moved = names(calculated(plan)), plan.reads if pc in compared else [plan.reads[k] for k in copied(plan)]
+                if every.intersection(names(moved)) or (whole and every.issuperset(whole)):
                     more |= {*names(results(plan))}
         watched = frozenset(pc for pc, plan in enumerate(plans) if every.intersection(touched(plan)))
-        return cls(frozenset(blank), frozenset(every), watched)
+        return cls(frozenset(blank), frozenset(every), watched, compared)
 
 
 # -- registers in flight -----------------------------------------------------------------------------------------------------

@@ -452,15 +452,15 @@ def dot(a: Array, b: Array, left: str, right: str, first: int) -> Array:
 
 
 @primitive
-def differences_of_bytes(a: Array, b: Array, left: str, right: str) -> Array:
-    """Returns the absolute differences of four pairs of bytes, as bytes."""
+def differences_of_parts(a: Array, b: Array, left: str, right: str) -> Array:
+    """Returns the absolute differences of pairs of parts (bytes or halves), as such parts."""
     difference = np.abs(pieces(a, left).astype(np.int64) - pieces(b, right))
-    return difference.astype(np.uint8).view(np.uint32).reshape(-1)
+    return difference.astype(f"u{left[1]}").view(np.uint32).reshape(-1)
 
 
 @primitive
-def sum_of_bytes(x: Array) -> Array:
-    return pieces(x, "u1").sum(axis=1)
+def sum_of_parts(x: Array, part: str) -> Array:
+    return pieces(x, part).sum(axis=1)
 
 
 @writer

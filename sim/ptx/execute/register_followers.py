@@ -28,7 +28,7 @@ from functools import partial
 import numpy as np
 
 from ..decode.code import Code
-from ..decode.flow import InFlight, calculated, copied, merged, names, results, touched
+from ..decode.flow import InFlight, calculated, conditions, copied, merged, names, results, touched
 from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
 from ..state.findings import ERROR, Findings, Verdict, source
 from ..state.lane_sets import LaneSet, Wave
@@ -130,6 +130,8 @@ class Shadows:
         self.watched = code.doubtful.watched
         # By set of lanes: registers without such bits in these lanes, though others have some (mostly warps of other roles).
         self.clean: dict[LaneSet, set[str]] = {}
+        self.origins: dict[str, str] = {}
+        """The register without a value on which a predicate depends, by the predicate's name."""
         self._touched: dict[int, set[str]] = {}
         """Registers with a shadow that a control instruction names."""
 
@@ -171,6 +173,8 @@ class Shadows:
         holds = everywhere if predicate is None or i.predicate is None else ~predicate if i.predicate[1] else predicate
         if i.predicate is not None:
             self.report(i, lanes, everywhere, [Arg(i.predicate[0], TYPES["pred"].dtype)])
+        if pc in self.code.doubtful.early:
+            return np.zeros(lanes.n, bool), holds & self.compared(plan, used, lanes)
         blank = holds & self.all_blank(plan, lanes)
         holds = holds & ~blank
         # Each bit of an address or of a compared value matters; numbers may be packed with others that are never used.
@@ -180,6 +184,22 @@ class Shadows:
         if stored:
             self.report(i, lanes, holds, stored)
         return self.mixed(pc, lanes, holds), blank
+
+    def compared(self, plan: Plan, used: Sequence[Arg], lanes: LaneSet) -> Array:
+        """Returns a mask of the lanes in which a comparison reads bits that nobody wrote."""
+        found = np.zeros(lanes.n, bool)
+        for arg in used:
+            bad = self.blank(arg, lanes) if arg.packed else self.bits(arg, lanes)[0] != 0
+            if bad.any():
+                found |= bad
+                self.hand_on([arg], plan)
+        return found
+
+    def hand_on(self, given: Iterable[Arg], plan: Plan) -> None:
+        """Records that the predicates that an instruction writes depend on the first of these registers with unwritten bits."""
+        doubtful = [name for name in names(given) if name in self.open]
+        if doubtful:
+            self.origins |= dict.fromkeys(conditions(plan.writes), self.origins.get(doubtful[0], doubtful[0]))
 
     def all_blank(self, plan: Plan, lanes: LaneSet) -> Array:
         """Returns a mask of the lanes in which nobody wrote any of the registers that arithmetic reads."""
@@ -210,7 +230,9 @@ class Shadows:
         told = (self.bits(arg, lanes)[0] != 0 if any_bit else self.blank(arg, lanes) for arg in args)
         bad = np.logical_and.reduce([holds, *told])
         if bad.any():
-            message = f"register {doubtful[0]}, which the thread never wrote, in {i.text!r}"
+            origin = self.origins.get(doubtful[0])
+            where = f" and which decides {i.text!r}" if origin else f", in {i.text!r}"
+            message = f"register {origin or doubtful[0]}, which the thread never wrote{where}"
             self.findings.report(Verdict("uninitialised", ERROR, mend=MEND), message, i, lanes, np.flatnonzero(bad))
 
     def bits(self, arg: Arg, lanes: LaneSet) -> tuple[Array, Array]:
@@ -261,6 +283,8 @@ class Shadows:
                     written[name][:] = np.where(row == 0, ~np.zeros_like(row), self.written[name][lanes.index])
                 for change in changes:
                     change()
+                if pc not in self.code.doubtful.early:
+                    self.hand_on(plan.reads, plan)
                 for name in targets:
                     rows[name][told] = 0
                     rows[name][blank] = ~rows[name].dtype.type(0)

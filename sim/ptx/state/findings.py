@@ -180,12 +180,14 @@ def stray(finding: Finding) -> re.Match[str] | None:
 
 def of_line(finding: Finding) -> Hashable:
     """Returns a key that findings of one cause share: accesses out of bounds of one line, as behind one guard; races of code that
-    relies on lockstep, as in a reduction's steps.
+    relies on lockstep, as in a reduction's steps; races in inlined functions which one barrier between their calls would order.
     """
     if LOCKSTEP in finding.message:
         return finding.severity, LOCKSTEP, finding.inlined_at, finding.tensor
     if finding.source and stray(finding):
         return finding.severity, finding.source, finding.inlined_at
+    if finding.kind == "race" and finding.inlined_at and " between " in finding.mend:
+        return finding.severity, finding.hazard, finding.mend, finding.inlined_at[-1], finding.tensor
     return id(finding)
 
 
