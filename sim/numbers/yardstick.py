@@ -283,14 +283,15 @@ def measure_gradients(gradients: Mapping[str, Array], dout: Array, inputs: Input
     """Measure the errors of gradients by name (dQ, dK, dV, dbias, dsinks, dscore_NAME) under the 2x rule. The allowed error is the
     sum of
 
-    2 x the plain computation's error         of the worse of its two ways to D
+    2 x the plain computation's error         of the worse of its two ways to D; or, if larger, 2 x what a row's D = rowsum(dO O)
+                                              makes of O's rounding, half a unit of O in each product, when such errors add up
+                                              as random ones do: with few rows, the plain computation's may be 0 by chance
     1 unit in the last place                  of the gradient's dtype, at its largest element
     2 units in the last place of float32      at the largest term of which dP - D cancels a part
     1 unit in the last place of float32       of the largest score, or of 4 (about log l), the error of S, whose terms cancel,
                                               and of P's exponent; times the change of gradients with scores, P (1 - P) for the
                                               weights: 0 if a row has one weight
-    1/2 unit of O, in its dtype               for dsinks: the error of a row's D = rowsum(dO O) when such errors add up as random
-                                              ones do; with few rows, the plain computation's may all be smaller by chance
+    1/2 unit of O, in its dtype               for dsinks: that error of D once more
     """
     exact, p = backward(dout, inputs), inputs.problem
     rough = [plain_gradients(dout, inputs, from_out=from_out) for from_out in (False, True)]
@@ -300,29 +301,29 @@ def measure_gradients(gradients: Mapping[str, Array], dout: Array, inputs: Input
     scale = abs(p.softmax_scale)
     cancelled = {"dQ": scale * cancels * K.max(initial=0), "dK": scale * cancels * Q.max(initial=0), "dV": 0.0}
     moves, of_score = _moved(inputs, exact, dO, Q, K), ulp(max(4.0, largest_score(inputs)), np.float32)
-    of_out = {name: _of_out(dO, inputs, forward(inputs), gradients[name].shape) for name in ("dsinks",) if name in gradients}
+    of_rows = _of_D(dO, inputs, forward(inputs))
+    of_out = {name: _of_out(name, of_rows, inputs, exact, ours.shape) for name, ours in gradients.items() if name in OF_D}
     numbers = {}
     for name, ours in gradients.items():
         if name.startswith(sum_field("")):
             errors = np.where(exact.P > 0, of_score * moves["dbias"] + 2 * ulp(cancels, np.float32), 0.0)
-            of_rows = _of_D(dO, inputs, forward(inputs))
             numbers[name] = _measure_captured(name, ours, inputs, exact, rough, errors, of_score, of_rows)
             continue
         expected, *plainly, moved = (_summed(each[name], ours.shape) for each in (exact.gradients, *rough, moves))
         sums = exact.gradients[name].size / max(ours.size, 1)  # summed by a broadcast axis
         numbers[name] = Numbers(
             _largest(ours, expected),
-            _of_plain(plainly, expected, ours.dtype)
+            _of_plain(plainly, expected, ours.dtype, of_out.get(name, 0.0))
             + 2 * ulp(cancelled.get(name, cancels), np.float32) * sums
             + of_score * moved.max(initial=0)
-            + of_out.get(name, 0.0),
+            + (of_out["dsinks"] if name == "dsinks" else 0.0),
         )
     return numbers
 
 
-def _of_plain(plainly: Sequence[Array], expected: Array, dtype: Any) -> float:
-    """Twice the largest error of plain computations, and one unit in the last place of the largest element."""
-    return 2 * max(_largest(each, expected) for each in plainly) + ulp(np.abs(expected).max(initial=0), dtype)
+def _of_plain(plainly: Sequence[Array], expected: Array, dtype: Any, least: float = 0.0) -> float:
+    """Twice the largest error of plain computations, or the `least` of one, and one unit in the last place of the largest element."""
+    return 2 * max(least, *(_largest(each, expected) for each in plainly)) + ulp(np.abs(expected).max(initial=0), dtype)
 
 
 def _measure_captured(
@@ -363,16 +364,32 @@ def _moved(inputs: Inputs, exact: Backward, dO: Array, Q: Array, K: Array) -> di
     return products(inputs, exact.weights * rest, given, dO, Q, K) | {"dbias": dS, "dsinks": dsinks}
 
 
-def _of_out(dO: Array, inputs: Inputs, made: Forward, shape: Shape) -> float:
-    """The largest error of dsinks, of this shape, because D is computed from a rounded O: half a unit at O's largest element, at
-    random in each of d_v products of each row that is summed."""
-    of_sink = np.exp(sinks_of(inputs, np.float64)[..., 0] - np.where(np.isneginf(made.L), 0, made.L))
-    return float(np.sqrt(_summed((of_sink * _of_D(dO, inputs, made)) ** 2, shape)).max(initial=0))
+OF_D = ("dQ", "dK", "dbias", "dsinks")
+"""The gradients that a row's D has a part in."""
+
+
+def _of_out(name: str, of_rows: Array, inputs: Inputs, exact: Backward, shape: Shape) -> float:
+    """The largest error of a gradient of this shape because each row's D, in common for all its keys, has an error of `of_rows`;
+    errors of several rows add up at random."""
+    if name == "dsinks":
+        L = np.where(np.isneginf(of_L := forward(inputs).L), 0, of_L)
+        return float(np.sqrt(_summed((np.exp(sinks_of(inputs, np.float64)[..., 0] - L) * of_rows) ** 2, shape)).max(initial=0))
+    dS = exact.P * of_rows[..., None]
+    if name == "dbias":
+        along_keys = dS.sum(axis=-1, keepdims=True) if shape[-1] == 1 else dS
+        return float(np.sqrt(_summed(along_keys**2, shape)).max(initial=0))
+    q, k = inputs.q.astype(np.float64), inputs.k.astype(np.float64)
+    given = before_function(inputs, exact.P, dS)
+    if name == "dQ":
+        return float(np.abs(products(inputs, exact.P, given, of_rows[..., None], q, k)["dQ"]).max(initial=0))
+    squares = products(inputs, exact.P, given**2, of_rows[..., None], q**2, k)["dK"]
+    return math.sqrt(abs(inputs.problem.softmax_scale) * np.abs(squares).max(initial=0))
 
 
 def _of_D(dO: Array, inputs: Inputs, made: Forward) -> Array:
-    """The error of each row's D = rowsum(dO O) by a rounded O."""
-    error: Array = np.linalg.norm(dO, axis=-1) * ulp(np.abs(made.O).max(initial=0), inputs.q.dtype) / 2
+    """The error of each row's D = rowsum(dO O) by a rounded O: half a unit of each of its elements, at random."""
+    units = np.exp2(np.floor(np.log2(np.maximum(np.abs(made.O), 1e-30)))) * ulp(1.0, inputs.q.dtype)
+    error: Array = np.linalg.norm(dO * units, axis=-1) / 2
     return error
 
 
