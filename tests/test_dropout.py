@@ -137,8 +137,8 @@ def test_no_byte_is_added(algorithm: str) -> None:
 
 
 def test_one_key_has_gradients_of_zero_but_for_the_rounding_of_its_output() -> None:
-    """dP - D cancels: D comes from a rounded O, and the plain computation may have no error by chance. Twice that rounding is right,
-    many times as much is a fault."""
+    """dP - D cancels: D comes from a rounded O, and the plain computation may have no error by chance. Twice that rounding is
+    right, many times as much is a fault."""
     problem = Problem(1, 1, 1, 1, 1, 64, "float16", dropout=True)
     schedule = plan_backward(problem, A100)
     missed = 0

@@ -135,7 +135,8 @@ def test_pairs_of_numbers(rng: np.random.Generator) -> None:
         and (d[1] == np.maximum(x.view(np.int16), y.view(np.int16)).view(np.uint32)).all()
         and (d[2] == away).all()
     )
-    d = apply("vabsdiff2.u32.u32.u32.add %d0, %a0, %a1, %a2; vabsdiff2.u32.s32.s32 %d1, %a0, %a1, %a2;", [a, b, d[2]], [np.uint32] * 2)
+    body = "vabsdiff2.u32.u32.u32.add %d0, %a0, %a1, %a2; vabsdiff2.u32.s32.s32 %d1, %a0, %a1, %a2;"
+    d = apply(body, [a, b, d[2]], [np.uint32] * 2)
     assert (d[0] == np.abs(x.astype(int) - y).reshape(-1, 2).sum(1) + away).all()
     halves = np.abs(x.view(np.int16).astype(int) - y.view(np.int16)).astype(np.uint16)
     assert (d[1] == halves.view(np.uint32)).all()

@@ -144,6 +144,20 @@ for (int j = 0; j < 16; j++)
 s += (b[j] >> 4) * x[j] + (b[j] & 15);
 y[t] = s;"""
 
+# Each warp's part, and what the first thread makes of those of {more} - 1 warps, of which there are 2.
+PARTS = """__shared__ float part[32];
+if (t % 32 == 0) part[t / 32] = x[t];
+if (t % 32 == 1 && t / 32 == 1) part[2] = x[t];
+__syncthreads();
+float s = part[0];
+if (t == 0) {{
+if ({more} > 1) s = fmaxf(s, part[1]);
+if ({more} > 2) s = fmaxf(s, part[2]);
+if ({more} > 4)
+s = {op};
+}}
+y[t] = s;"""
+
 # Each uses at the given line, first in the given thread, what it never wrote; where it shows only without optimisation, DEBUG.
 UNWRITTEN = {
     "a sum": ("float s;\nfor (int i = 0; i < n; i++)\ns += x[i * t];\ny[t] = s;", "s +=", 0, ()),
@@ -165,6 +179,7 @@ UNWRITTEN = {
     "a pointer": ("float *p;\nfor (int i = 0; i < n; i++) if (x[i] == i + t) p = x + i;\n*p = 1;", "*p = 1", 1, DEBUG),
     "under a predicate": (PREDICATED % "@p mov.f32 %0, f; @!p neg.f32 %0, f;", "asm", 5, ()),
     "bytes of a word": (BYTES.replace("else b[j] = 0x77;\n", ""), "s +=", 63, ()),
+    "the part of a warp that is not there": (PARTS.format(more="n", op="fmaxf(s, part[3])"), "s = fmaxf(s, part[3])", 0, ()),
     "stored": (PREDICATED % "st.global.f32 [%3], f;", "asm", 5, ()),
     "a sum of nothing": (PREDICATED % "add.f32 f, f, f; mov.f32 %0, f;", "y[t]", 5, ()),
     "mixed with a sum of nothing": (PREDICATED % "add.f32 f, f, f; add.f32 %0, %0, f;", "asm", 5, ()),
@@ -184,6 +199,8 @@ if (x[i] >= 0) { v = i; have = true; }
     "compared where it counts": "float v;\nif (t < n) v = x[t];\n__syncthreads();\nif (t < n && v < 1) y[t] = v;",
     "a part of a pair": "ushort2 v;\nv.x = t;\nif (t < n) v.y = 1;\n((ushort2 *)y)[t] = v;\ny[t + 64] = v.x;",
     "bytes of a word": BYTES,
+    "the largest part of the warps that are there": PARTS.format(more="n - 1", op="fmaxf(s, part[3])"),
+    "a sum of the parts that are there": PARTS.format(more="n - 1", op="s + part[3]"),
     "under a predicate": PREDICATED % "@p mov.f32 %0, f;",
     "a sum in all lanes of which some count": PREDICATED % "add.f32 f, f, f; fma.rn.f32 f, f, f, f; @p mov.f32 %0, f;",
     "under either predicate": PREDICATED % "@!p mov.f32 f, 0f3F800000; add.f32 %0, f, f;",
@@ -213,6 +230,8 @@ def ptx(body: str) -> Launch:
 mov.u32 %r1, %tid.x; ld.param.u64 %rd1, [p]; setp.lt.u32 %p1, %r1, 7;\n{body}\nret; }}"""
     return Module.from_ptx(text).launch("k", 2, 48, {"p": np.zeros(256, np.uint32)}, races=False)
 
+
+W = ".shared .align 4 .b8 w[16]; mov.f32 %f2, 0f3F800000; ld.shared.f32 %f1, [w+4]; "
 
 # What an instruction makes of %r2, %r3 or %h2, that nobody wrote: how many of the 96 threads are told of it.
 INSTRUCTIONS = {
@@ -296,6 +315,13 @@ INSTRUCTIONS = {
     "setp.lt.u32 %p2, %r2, 3; and.pred %p3, %p1, %p2; @%p2 bra L; L:": 96,
     "setp.lt.and.u32 %p2, %r1, 3, %p4; or.pred %p3, %p1, %p2; @%p3 bra L; L:": 96 - 14,
     "and.pred %p3, %p2, %p1; @%p3 mov.u32 %r4, 1;": 14,
+    # Compilers load from fixed places in shared memory before they know that the value counts; there it is used.
+    W + "setp.gt.f32 %p2, %f1, %f2; and.pred %p3, %p1, %p2; selp.f32 %f3, %f1, %f2, %p3; st.global.f32 [%rd1], %f3;": 14,
+    W + "add.f32 %f3, %f1, %f2; add.f32 %f4, %f3, %f3; selp.f32 %f5, %f4, %f2, %p1; st.global.f32 [%rd1], %f5;": 14,
+    W + "add.f32 %f3, %f1, %f2; selp.f32 %f5, %f3, %f2, %p1;": 0,
+    W + "add.f32 %f3, %f1, %f2; st.global.f32 [%rd1], %f3; selp.f32 %f5, %f3, %f2, %p1;": 96,
+    W + "add.f32 %f3, %f1, %f2; st.global.f32 [%rd1], %f3;": 96,
+    W + "setp.gt.f32 %p2, %f1, %f2; selp.f32 %f3, %f1, %f2, %p2;": 96,
 }
 
 

@@ -322,7 +322,7 @@ def measure_gradients(gradients: Mapping[str, Array], dout: Array, inputs: Input
 
 
 def _of_plain(plainly: Sequence[Array], expected: Array, dtype: Any, least: float = 0.0) -> float:
-    """Twice the largest error of plain computations, or the `least` of one, and one unit in the last place of the largest element."""
+    """Twice the largest error of plain computations, or the `least` of one; and one unit of the largest element."""
     return 2 * max(least, *(_largest(each, expected) for each in plainly)) + ulp(np.abs(expected).max(initial=0), dtype)
 
 

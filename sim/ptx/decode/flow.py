@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from ..order.shadow import is_strong
-from ..text.syntax import SINK, Imm, PtxError, PtxInstruction, PtxProgram, Reg
+from ..text.syntax import SINK, Imm, Mem, Operand, PtxError, PtxInstruction, PtxProgram, Reg, Sym
 from .registry import Arg, Branch, Exit, FunctionCall, Multiply, MultiplyWait, Plan, Return
 
 MOST_TESTS = 64
@@ -344,7 +344,7 @@ class LiveRegisters(ControlFlow):
         alive = self.block_in[self.starts[self.kernel]]
         # Every step of a carry chain has the flag as an operand, also the first, which does not use it.
         known = {*PER_LANE, "%carry"}
-        return Doubtful.of(self.plans, {self.types[n].name for n in numbers(alive)} - known)
+        return Doubtful.of(self.plans, {self.types[n].name for n in numbers(alive)} - known, self.blocks.values())
 
 
 def registers_of(plan: Plan) -> tuple[list[Reg], list[Reg]]:
@@ -413,11 +413,69 @@ def early(plans: Sequence[Plan]) -> frozenset[int]:
     in i < n && x > 0, where x has no value behind n.
     """
     joined = {name for plan in plans if plan.instruction.opcode in JOINING for name in conditions(plan.reads)}
-    return frozenset(pc for pc, p in enumerate(plans) if p.instruction.opcode == "setp" and joined.intersection(conditions(p.writes)))
+    makers = {pc: plan for pc, plan in enumerate(plans) if plan.instruction.opcode == "setp"}
+    return frozenset(pc for pc, plan in makers.items() if joined.intersection(conditions(plan.writes)))
 
 
 JOINING = frozenset({"and", "or", "xor", "not"})
 """Opcodes that join predicates."""
+
+
+def early_loads(plans: Sequence[Plan], blocks: Iterable[range]) -> tuple[frozenset[int], frozenset[int]]:
+    """Returns the loads that compilers make before they know that the value counts, and the arithmetic on such values: loads of
+    one register from a fixed place in shared memory, for a selection behind them in the block, as of `if (32 < n) sum += part[1]`.
+    """
+    writers: dict[str, list[PtxInstruction]] = defaultdict(list)
+    for plan in plans:
+        for name in plan.written:
+            writers[name].append(plan.instruction)
+
+    def fixed(place: Operand) -> bool:
+        base = place.base if isinstance(place, Mem) else None
+        made = writers.get(base.name, []) if isinstance(base, Reg) else []
+        return isinstance(base, Sym) or (len(made) == 1 and made[0].opcode == "mov" and isinstance(made[0].operands[1], Sym))
+
+    loads, carrying, compared = set[int](), set[int](), early(plans)
+    for block in blocks:
+        if not any(plans[pc].instruction.opcode == "selp" for pc in block):
+            continue
+        for pc in block:
+            if loads_alone(plans[pc]) and fixed(plans[pc].instruction.operands[1]):
+                behind = slice_of(plans, range(pc + 1, block.stop), plans[pc].written, compared)
+                if behind is not None:
+                    loads.add(pc)
+                    carrying |= behind
+    return frozenset(loads), frozenset(carrying)
+
+
+def slice_of(plans: Sequence[Plan], behind: range, loaded: Iterable[str], compared: frozenset[int]) -> set[int] | None:
+    """Returns the arithmetic on a loaded value up to the selections for which it was loaded; None if it has another use there."""
+    values, carrying, selected = set(loaded), set[int](), False
+    for pc in behind:
+        plan = plans[pc]
+        if values.isdisjoint(plan.read):
+            values.difference_update(plan.written)
+        elif plan.instruction.opcode == "selp":
+            selected |= not values.isdisjoint(names(plan.reads[:2]))
+        elif pc in compared or plan.instruction.opcode in JOINING or carries(plan):
+            values.update(plan.written)
+            carrying.update([pc] if carries(plan) else [])
+        else:
+            return None
+    return carrying if selected else None
+
+
+def loads_alone(plan: Plan) -> bool:
+    """Returns True for an ordinary load of one register from shared memory, without a predicate."""
+    i = plan.instruction
+    ordinary = i.opcode == "ld" and "shared" in i.mods and i.predicate is None and not is_strong(i)
+    return ordinary and len(plan.writes) == 1
+
+
+def carries(plan: Plan) -> bool:
+    """Returns True for arithmetic, whose result has no value if an operand has none."""
+    elementwise = plan.pure and plan.control is None and plan.collective is None and not plan.flops
+    return elementwise and not copied(plan) and not any(a.dtype == bool for a in plan.writes)
 
 
 def names(args: Iterable[Arg]) -> list[str]:
@@ -433,27 +491,32 @@ def touched(plan: Plan) -> list[str]:
 @dataclass(frozen=True)
 class Doubtful:
     """Registers that may be read though nobody wrote them: `blank` are so from the start, `registers` are these and all that may
-    get copies of them, or results of arithmetic with nothing else, or of an `early` comparison. `watched` are the instructions
-    that read or write one.
+    get copies of them, or results of arithmetic with nothing else, or of an `early` comparison. `loads` are early loads, whose
+    results may have no value either, nor what arithmetic on them, in `carrying`, gives. `watched` are the instructions that read
+    or write one of `registers`.
     """
 
     blank: frozenset[str]
     registers: frozenset[str]
     watched: frozenset[int]
     early: frozenset[int]
+    loads: frozenset[int]
+    carrying: frozenset[int]
 
     @classmethod
-    def of(cls, plans: list[Plan], blank: set[str]) -> Doubtful:
+    def of(cls, plans: list[Plan], blank: set[str], blocks: Iterable[range]) -> Doubtful:
         every: set[str] = set()
-        more, compared = set(blank), early(plans) if blank else frozenset[int]()
+        loads, carrying = early_loads(plans, blocks)
+        more, compared = blank.union(*(plans[pc].written for pc in loads)), early(plans)
         while more - every:
             every |= more
             for pc, plan in enumerate(plans):
-                whole, moved = names(calculated(plan)), plan.reads if pc in compared else [plan.reads[k] for k in copied(plan)]
-                if every.intersection(names(moved)) or (whole and every.issuperset(whole)):
+                whole, moved = names(calculated(plan)), [plan.reads[k] for k in copied(plan)]
+                given = plan.reads if pc in compared or pc in carrying else moved
+                if every.intersection(names(given)) or (whole and every.issuperset(whole)):
                     more |= {*names(results(plan))}
         watched = frozenset(pc for pc, plan in enumerate(plans) if every.intersection(touched(plan)))
-        return cls(frozenset(blank), frozenset(every), watched, compared)
+        return cls(frozenset(blank), frozenset(every), watched, compared, loads, carrying)
 
 
 # -- registers in flight -----------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class PtxMachine(RegisterFiles):
         self.random = None if setup.seed is None else np.random.default_rng(setup.seed)
         self.maps = Maps(memory)
         self.textures = Textures(memory, setup.textures)
-        self.shadows = Shadows(code, findings)
+        self.shadows = Shadows(code, findings, memory.early)
         self.flights = Flights(code, findings)
         self.followers = [self.flights, self.shadows]
         self.budgets = Budgets(code, findings, setup.limits, self.everywhere, self.waves)

@@ -30,6 +30,7 @@ import numpy as np
 from ..decode.code import Code
 from ..decode.flow import InFlight, calculated, conditions, copied, merged, names, results, touched
 from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
+from ..memory.spaces import EarlyLoad
 from ..state.findings import ERROR, Findings, Verdict, source
 from ..state.lane_sets import LaneSet, Wave
 from ..text.syntax import TYPES, UNSIGNED, Array, Imm, PtxInstruction, Reg
@@ -118,9 +119,11 @@ class Shadows:
     on cost nothing.
     """
 
-    def __init__(self, code: Code, findings: Findings):
+    def __init__(self, code: Code, findings: Findings, early: dict[PtxInstruction, EarlyLoad]):
         self.code = code
         self.findings = findings
+        self.early = early
+        early |= {code.instructions[pc]: EarlyLoad() for pc in code.doubtful.loads}
         self.rows: dict[str, Array] = {}
         self.written: dict[str, Array] = {}
         """The bits with anything that somebody wrote: not those that a mask has cleared of a blank register, either. They matter
@@ -131,7 +134,7 @@ class Shadows:
         # By set of lanes: registers without such bits in these lanes, though others have some (mostly warps of other roles).
         self.clean: dict[LaneSet, set[str]] = {}
         self.origins: dict[str, str] = {}
-        """The register without a value on which a predicate depends, by the predicate's name."""
+        """The name of what has no value, by the registers that depend on it: a register, or a place in shared memory."""
         self._touched: dict[int, set[str]] = {}
         """Registers with a shadow that a control instruction names."""
 
@@ -173,7 +176,7 @@ class Shadows:
         holds = everywhere if predicate is None or i.predicate is None else ~predicate if i.predicate[1] else predicate
         if i.predicate is not None:
             self.report(i, lanes, everywhere, [Arg(i.predicate[0], TYPES["pred"].dtype)])
-        if pc in self.code.doubtful.early:
+        if pc in self.code.doubtful.early or pc in self.code.doubtful.carrying:
             return np.zeros(lanes.n, bool), holds & self.compared(plan, used, lanes)
         blank = holds & self.all_blank(plan, lanes)
         holds = holds & ~blank
@@ -186,7 +189,7 @@ class Shadows:
         return self.mixed(pc, lanes, holds), blank
 
     def compared(self, plan: Plan, used: Sequence[Arg], lanes: LaneSet) -> Array:
-        """Returns a mask of the lanes in which a comparison reads bits that nobody wrote."""
+        """Returns a mask of the lanes in which an instruction reads bits that nobody wrote."""
         found = np.zeros(lanes.n, bool)
         for arg in used:
             bad = self.blank(arg, lanes) if arg.packed else self.bits(arg, lanes)[0] != 0
@@ -196,10 +199,13 @@ class Shadows:
         return found
 
     def hand_on(self, given: Iterable[Arg], plan: Plan) -> None:
-        """Records that the predicates that an instruction writes depend on the first of these registers with unwritten bits."""
+        """Records that the predicates that an instruction writes depend on the first of these registers with unwritten bits; all
+        its results do if that is of an early load."""
         doubtful = [name for name in names(given) if name in self.open]
         if doubtful:
-            self.origins |= dict.fromkeys(conditions(plan.writes), self.origins.get(doubtful[0], doubtful[0]))
+            origin = self.origins.get(doubtful[0])
+            made = names(plan.writes) if origin else conditions(plan.writes)
+            self.origins |= dict.fromkeys(made, origin or f"register {doubtful[0]}, which the thread never wrote")
 
     def all_blank(self, plan: Plan, lanes: LaneSet) -> Array:
         """Returns a mask of the lanes in which nobody wrote any of the registers that arithmetic reads."""
@@ -231,8 +237,8 @@ class Shadows:
         bad = np.logical_and.reduce([holds, *told])
         if bad.any():
             origin = self.origins.get(doubtful[0])
-            where = f" and which decides {i.text!r}" if origin else f", in {i.text!r}"
-            message = f"register {origin or doubtful[0]}, which the thread never wrote{where}"
+            message = f"register {doubtful[0]}, which the thread never wrote, in {i.text!r}"
+            message = f"{origin} and which decides {i.text!r}" if origin else message
             self.findings.report(Verdict("uninitialised", ERROR, mend=MEND), message, i, lanes, np.flatnonzero(bad))
 
     def bits(self, arg: Arg, lanes: LaneSet) -> tuple[Array, Array]:
@@ -294,7 +300,25 @@ class Shadows:
                     self.changed(name, lanes)
             thunk()
 
-        return run
+        early = self.early.get(i)
+        if early is None:
+            return run
+
+        def load() -> None:
+            run()
+            found = early.take()
+            if found is not None:
+                self.load(targets, frame.lanes, *found)
+
+        return load
+
+    def load(self, targets: Iterable[str], lanes: LaneSet, bad: Array, origin: str) -> None:
+        """Records that an early load read what nobody wrote, for some of these lanes."""
+        for name in targets:
+            self.rows[name][lanes.index[bad]] = ~self.rows[name].dtype.type(0)
+            self.written[name][lanes.index[bad]] = 0
+            self.origins[name] = origin
+            self.changed(name, lanes)
 
     def twin(self, frame: RegisterFrame, pc: int, rows: dict[str, Array], written: bool) -> Thunk:
         """Returns an instruction's effect on shadows in `rows`: of bits that somebody has `written`, or that nobody has."""

@@ -365,6 +365,11 @@ class SharedPort(_BlockPort):
         self.complain_of_flight(lanes, offsets, index, flying)
         if unwritten.any():
             message = " of shared memory that nobody wrote"
+            early = self.memory.early.get(self.instruction)
+            if early is not None:
+                where = self.memory.shared_name(int(offsets[np.argmax(unwritten)]))
+                early.found = unwritten, f"{plural(self.size, 'byte')} at {where}{message}"
+                return
             self.report("uninitialised", message, lanes, unwritten, offsets)
 
     def complain_of_flight(self, lanes: LaneSet, offsets: Array, index: Array, flying: Array) -> None:

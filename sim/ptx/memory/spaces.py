@@ -52,6 +52,17 @@ LOOK = 1 << 16
 Observer = Callable[[Access], None]
 
 
+class EarlyLoad:
+    """An early load's lanes that read what nobody wrote, and the place that they read, until its shadow has them."""
+
+    def __init__(self) -> None:
+        self.found: tuple[Array, str] | None = None
+
+    def take(self) -> tuple[Array, str] | None:
+        found, self.found = self.found, None
+        return found
+
+
 class LaunchMemory:
     """All memory of a running launch. `begin_wave` gives the blocks of the next wave fresh shared and local memory."""
 
@@ -71,6 +82,8 @@ class LaunchMemory:
         """Offsets of the variables of shared memory."""
         self.homes: Mapping[PtxInstruction, tuple[str, int, int | None]] = {}
         """The only variable of shared memory that an access may be of, if known: its name, start and end (None: the end of all)."""
+        self.early: dict[PtxInstruction, EarlyLoad] = {}
+        """The loads of `decode.flow.early_loads`."""
         self.sums: WaitingSums | None = None
         """Floating-point sums that wait; None: each is made at once."""
         self.lifetimes: Lifetimes | None = None
