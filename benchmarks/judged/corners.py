@@ -10,22 +10,13 @@ from typing import Any
 import cupy as cp
 import numpy as np
 from cupyx import jit
-from pairs import Function, JudgedPair, changed, launch, over
+from pairs import Function, JudgedPair, changed, elementwise, launch, of_code, over
 
 i32 = np.int32
 OF_X = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = isnan(x[i]) ? 0.f : fminf(fmaxf(x[i], -1e4f), 1e4f);
 }"""
-
-
-def clean(code: str) -> Function:
-    def f(x: "float32[n]") -> Any:
-        y = cp.empty_like(x)
-        launch(code, over(x.size, 128), 128, x, y, i32(x.size))
-        return y
-
-    return f
 
 
 def clean_reference(x: Any) -> Any:
@@ -38,13 +29,11 @@ SIGN = r"""extern "C" __global__ void k(const float* x, const float* s, float* y
 }"""
 
 
-def sign(code: str) -> Function:
-    def f(x: "float32[n]", s: "float32[n]") -> Any:
-        y = cp.empty_like(x)
-        launch(code, over(x.size, 128), 128, x, s, y, i32(x.size))
-        return y
-
-    return f
+@of_code
+def sign(code: str, x: "float32[n]", s: "float32[n]") -> Any:
+    y = cp.empty_like(x)
+    launch(code, over(x.size, 128), 128, x, s, y, i32(x.size))
+    return y
 
 
 QUANTIZED = r"""extern "C" __global__ void k(const float* x, const float* s, signed char* y, int n) {
@@ -53,13 +42,11 @@ QUANTIZED = r"""extern "C" __global__ void k(const float* x, const float* s, sig
 }"""
 
 
-def quantized(code: str) -> Function:
-    def f(x: "float32[m, n]", s: "float32[m] in (0.5, 30)") -> Any:
-        y = cp.empty(x.shape, np.int8)
-        launch(code, (over(x.shape[1], 64), x.shape[0]), 64, x, s, y, i32(x.shape[1]))
-        return y
-
-    return f
+@of_code
+def quantized(code: str, x: "float32[m, n]", s: "float32[m] in (0.5, 30)") -> Any:
+    y = cp.empty(x.shape, np.int8)
+    launch(code, (over(x.shape[1], 64), x.shape[0]), 64, x, s, y, i32(x.shape[1]))
+    return y
 
 
 def quantized_reference(x: Any, s: Any) -> Any:
@@ -71,13 +58,11 @@ MIDDLE = r"""extern "C" __global__ void k(const int* a, const int* b, int* y, in
 }"""
 
 
-def middle(code: str) -> Function:
-    def f(a: "int32[n]", b: "int32[n]") -> Any:
-        y = cp.empty_like(a)
-        launch(code, 8, 128, a, b, y, i32(a.size))
-        return y
-
-    return f
+@of_code
+def middle(code: str, a: "int32[n]", b: "int32[n]") -> Any:
+    y = cp.empty_like(a)
+    launch(code, 8, 128, a, b, y, i32(a.size))
+    return y
 
 
 def middle_reference(a: Any, b: Any) -> Any:
@@ -93,13 +78,11 @@ extern "C" __global__ void k(const __half* x, __half* y, int n) {
 }"""
 
 
-def means(code: str) -> Function:
-    def f(x: "float16[m, n]") -> Any:
-        y = cp.empty(x.shape[0], np.float16)
-        launch(code, x.shape[0], 32, x, y, i32(x.shape[1]))
-        return y
-
-    return f
+@of_code
+def means(code: str, x: "float16[m, n]") -> Any:
+    y = cp.empty(x.shape[0], np.float16)
+    launch(code, x.shape[0], 32, x, y, i32(x.shape[1]))
+    return y
 
 
 BYTES = r"""extern "C" __global__ void k(const unsigned char* x, unsigned long long* y, int n) {
@@ -109,13 +92,11 @@ BYTES = r"""extern "C" __global__ void k(const unsigned char* x, unsigned long l
 }"""
 
 
-def sum_of_bytes(code: str) -> Function:
-    def f(x: "uint8[n]") -> Any:
-        y = cp.zeros(1, np.uint64)
-        launch(code, 1, 128, x, y, i32(x.size))
-        return y
-
-    return f
+@of_code
+def sum_of_bytes(code: str, x: "uint8[n]") -> Any:
+    y = cp.zeros(1, np.uint64)
+    launch(code, 1, 128, x, y, i32(x.size))
+    return y
 
 
 COLUMNS = r"""extern "C" __global__ void k(const float* x, float* y, int m, int n) {
@@ -128,13 +109,11 @@ COLUMNS = r"""extern "C" __global__ void k(const float* x, float* y, int m, int 
 }"""
 
 
-def columns(code: str) -> Function:
-    def f(x: "float32[m, n]") -> Any:
-        y = cp.empty_like(x)
-        launch(code, over(x.shape[1], 32), 32, x, y, i32(x.shape[0]), i32(x.shape[1]))
-        return y
-
-    return f
+@of_code
+def columns(code: str, x: "float32[m, n]") -> Any:
+    y = cp.empty_like(x)
+    launch(code, over(x.shape[1], 32), 32, x, y, i32(x.shape[0]), i32(x.shape[1]))
+    return y
 
 
 def columns_reference(x: Any) -> Any:
@@ -188,13 +167,11 @@ SEGMENTS = r"""extern "C" __global__ void k(const float* v, const int* starts, f
 }"""
 
 
-def segments(code: str) -> Function:
-    def f(v: Any, starts: Any) -> Any:
-        y = cp.empty(starts.size - 1, np.float32)
-        launch(code, over(y.size, 64), 64, v, starts, y, i32(y.size))
-        return y
-
-    return f
+@of_code
+def segments(code: str, v: Any, starts: Any) -> Any:
+    y = cp.empty(starts.size - 1, np.float32)
+    launch(code, over(y.size, 64), 64, v, starts, y, i32(y.size))
+    return y
 
 
 def segments_inputs(draw: Any) -> dict[str, Any]:
@@ -214,13 +191,11 @@ TAKE = r"""extern "C" __global__ void k(const float* x, const int* at, float* y,
 }"""
 
 
-def take(code: str) -> Function:
-    def f(x: "float32[m, n]", at: "int32[m, r] in range(-n, n)") -> Any:
-        y = cp.empty(at.shape, np.float32)
-        launch(code, over(at.size, 128), 128, x, at, y, i32(x.shape[0]), i32(x.shape[1]), i32(at.shape[1]))
-        return y
-
-    return f
+@of_code
+def take(code: str, x: "float32[m, n]", at: "int32[m, r] in range(-n, n)") -> Any:
+    y = cp.empty(at.shape, np.float32)
+    launch(code, over(at.size, 128), 128, x, at, y, i32(x.shape[0]), i32(x.shape[1]), i32(at.shape[1]))
+    return y
 
 
 ADAM = r"""extern "C" __global__ void k(float* p, const float* g, float* m, float* v, float rate, int n) {
@@ -232,17 +207,16 @@ ADAM = r"""extern "C" __global__ void k(float* p, const float* g, float* m, floa
 }"""
 
 
-def adam(code: str) -> Function:
-    def f(
-        p: "inout float32[n]",
-        g: "float32[n]",
-        m: "inout float32[n]",
-        v: "inout float32[n] in (0, 4)",
-        rate: "float32 in (0.0001, 0.1)",
-    ) -> None:
-        launch(code, over(p.size, 256), 256, p, g, m, v, rate, i32(p.size))
-
-    return f
+@of_code
+def adam(
+    code: str,
+    p: "inout float32[n]",
+    g: "float32[n]",
+    m: "inout float32[n]",
+    v: "inout float32[n] in (0, 4)",
+    rate: "float32 in (0.0001, 0.1)",
+) -> None:
+    launch(code, over(p.size, 256), 256, p, g, m, v, rate, i32(p.size))
 
 
 def adam_reference(p: Any, g: Any, m: Any, v: Any, rate: Any) -> None:
@@ -263,14 +237,12 @@ DISTANCES = r"""extern "C" __global__ void k(const float* a, const float* b, flo
 }"""
 
 
-def distances(code: str) -> Function:
-    def f(a: "float32[m, d]", b: "float32[n, d]") -> Any:
-        y = cp.empty((a.shape[0], b.shape[0]), np.float32)
-        sizes = i32(a.shape[0]), i32(b.shape[0]), i32(a.shape[1])
-        launch(code, (over(b.shape[0], 16), over(a.shape[0], 16)), (16, 16), a, b, y, *sizes)
-        return y
-
-    return f
+@of_code
+def distances(code: str, a: "float32[m, d]", b: "float32[n, d]") -> Any:
+    y = cp.empty((a.shape[0], b.shape[0]), np.float32)
+    sizes = i32(a.shape[0]), i32(b.shape[0]), i32(a.shape[1])
+    launch(code, (over(b.shape[0], 16), over(a.shape[0], 16)), (16, 16), a, b, y, *sizes)
+    return y
 
 
 def distances_reference(a: Any, b: Any) -> Any:
@@ -295,17 +267,17 @@ with warnings.catch_warnings():
             y[i, j] = x[i, j] if j - i > k else np.float32(0)
 
 
-def triangle(kernel: Any) -> Function:
-    def f(x: "float32[m, n]", k: "int32 in range(-20, 20)") -> Any:
-        y = cp.empty_like(x)
-        kernel((over(x.shape[1], 64), x.shape[0]), (64,), (x, y, i32(x.shape[1]), k))
-        return y
-
-    return f
+@of_code
+def triangle(kernel: Any, x: "float32[m, n]", k: "int32 in range(-20, 20)") -> Any:
+    y = cp.empty_like(x)
+    kernel((over(x.shape[1], 64), x.shape[0]), (64,), (x, y, i32(x.shape[1]), k))
+    return y
 
 
 PAIRS = (
-    JudgedPair.seeded("NaN to zero", clean_reference, clean, OF_X, ("isnan(x[i]) ? 0.f : ", ""), fault="NaN becomes a bound"),
+    JudgedPair.seeded(
+        "NaN to zero", clean_reference, elementwise("float32[n]"), OF_X, ("isnan(x[i]) ? 0.f : ", ""), fault="NaN becomes a bound"
+    ),
     JudgedPair.seeded(
         "sign of",
         np.copysign,

@@ -6,7 +6,7 @@ from typing import Any
 
 import cupy as cp
 import numpy as np
-from pairs import Function, JudgedPair, launch, over
+from pairs import Function, JudgedPair, elementwise, launch, of_code, over
 
 i32 = np.int32
 
@@ -16,11 +16,9 @@ AXPY = r"""extern "C" __global__ void k(float a, const float* x, float* y, int n
 }"""
 
 
-def axpy(blocks: Function) -> Function:
-    def f(a: "float32", x: "float32[n]", y: "inout float32[n]") -> None:
-        launch(AXPY, blocks(x.size), 256, a, x, y, i32(x.size))
-
-    return f
+@of_code
+def axpy(blocks: Function, a: "float32", x: "float32[n]", y: "inout float32[n]") -> None:
+    launch(AXPY, blocks(x.size), 256, a, x, y, i32(x.size))
 
 
 def axpy_reference(a: Any, x: Any, y: Any) -> None:
@@ -35,15 +33,6 @@ GELU = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
 }"""
 
 
-def elementwise(code: str, blocks: Function = lambda n: over(n, 128)) -> Function:
-    def f(x: "float32[...]") -> Any:
-        y = cp.empty_like(x)
-        launch(code, blocks(x.size), 128, x, y, i32(x.size))
-        return y
-
-    return f
-
-
 def gelu_reference(x: Any) -> Any:
     return 0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3)))
 
@@ -54,8 +43,8 @@ MAP = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
 }"""
 
 
-def of(expression: str) -> str:
-    return MAP.replace("EXPRESSION", expression)
+def of(expression: str) -> Function:
+    return elementwise("float32[...]")(MAP.replace("EXPRESSION", expression))
 
 
 def relu(x: Any) -> Any:
@@ -76,13 +65,11 @@ CLIP = r"""extern "C" __global__ void k(const float* x, float low, float high, f
 }"""
 
 
-def clip(code: str) -> Function:
-    def f(x: "float32[m, n]", low: "float32 in (-1, 0)", high: "float32 in (0, 1)") -> Any:
-        y = cp.empty_like(x)
-        launch(code, over(x.size, 64), 64, x, low, high, y, i32(x.size))
-        return y
-
-    return f
+@of_code
+def clip(code: str, x: "float32[m, n]", low: "float32 in (-1, 0)", high: "float32 in (0, 1)") -> Any:
+    y = cp.empty_like(x)
+    launch(code, over(x.size, 64), 64, x, low, high, y, i32(x.size))
+    return y
 
 
 def clip_reference(x: Any, low: Any, high: Any) -> Any:
@@ -95,13 +82,11 @@ WHERE = r"""extern "C" __global__ void k(const bool* c, const float* x, const fl
 }"""
 
 
-def where(code: str) -> Function:
-    def f(c: "bool[n]", x: "float32[n]", y: "float32[n]") -> Any:
-        z = np.empty_like(x)
-        launch(code, over(x.size, 128), 128, c.view(np.uint8), x, y, z, i32(x.size))
-        return z
-
-    return f
+@of_code
+def where(code: str, c: "bool[n]", x: "float32[n]", y: "float32[n]") -> Any:
+    z = np.empty_like(x)
+    launch(code, over(x.size, 128), 128, c.view(np.uint8), x, y, z, i32(x.size))
+    return z
 
 
 HASH = r"""extern "C" __global__ void k(const unsigned* x, unsigned* y, int n) {
@@ -112,15 +97,6 @@ HASH = r"""extern "C" __global__ void k(const unsigned* x, unsigned* y, int n) {
     h ^= h >> 13; h *= 0xc2b2ae35u;
     y[i] = h ^ h >> 16;
 }"""
-
-
-def mix(code: str) -> Function:
-    def f(x: "uint32[n]") -> Any:
-        y = cp.empty_like(x)
-        launch(code, over(x.size, 256), 256, x, y, i32(x.size))
-        return y
-
-    return f
 
 
 def mix_reference(x: Any) -> Any:
@@ -135,15 +111,6 @@ extern "C" __global__ void k(const __half* x, __half* y, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) { float v = __half2float(x[i]); y[i] = __float2half(v / (1.f + __expf(-v))); }
 }"""
-
-
-def silu_half(code: str) -> Function:
-    def f(x: "float16[m, n]") -> Any:
-        y = cp.empty_like(x)
-        launch(code, over(x.size, 128), 128, x, y, i32(x.size))
-        return y
-
-    return f
 
 
 def silu(x: Any) -> Any:
@@ -161,13 +128,11 @@ ADD4 = r"""extern "C" __global__ void k(const float* x, const float* y, float* z
 }"""
 
 
-def add4(code: str) -> Function:
-    def f(x: "float32[n]", y: "float32[n]") -> Any:
-        z = cp.empty_like(x)
-        launch(code, over(x.size, 512), 128, x, y, z, i32(x.size))
-        return z
-
-    return f
+@of_code
+def add4(code: str, x: "float32[n]", y: "float32[n]") -> Any:
+    z = cp.empty_like(x)
+    launch(code, over(x.size, 512), 128, x, y, z, i32(x.size))
+    return z
 
 
 SINCOS = r"""extern "C" __global__ void k(const float* x, float* s, float* c, int n) {
@@ -176,13 +141,11 @@ SINCOS = r"""extern "C" __global__ void k(const float* x, float* s, float* c, in
 }"""
 
 
-def sincos(shared: bool) -> Function:
-    def f(x: "float32[n]") -> Any:
-        both = cp.empty((1 if shared else 2, x.size), np.float32)
-        launch(SINCOS, over(x.size, 128), 128, x, both[0], both[-1], i32(x.size))
-        return both[0], both[-1]
-
-    return f
+@of_code
+def sincos(shared: bool, x: "float32[n]") -> Any:
+    both = cp.empty((1 if shared else 2, x.size), np.float32)
+    launch(SINCOS, over(x.size, 128), 128, x, both[0], both[-1], i32(x.size))
+    return both[0], both[-1]
 
 
 DIVIDE = r"""extern "C" __global__ void k(const int* x, const int* y, int* q, int n) {
@@ -193,13 +156,11 @@ DIVIDE = r"""extern "C" __global__ void k(const int* x, const int* y, int* q, in
 }"""
 
 
-def divide(code: str) -> Function:
-    def f(x: "int32[n] in range(-1000, 1000)", y: "int32[n] in range(1, 50)") -> Any:
-        q = cp.empty_like(x)
-        launch(code, over(x.size, 128), 128, x, y, q, i32(x.size))
-        return q
-
-    return f
+@of_code
+def divide(code: str, x: "int32[n] in range(-1000, 1000)", y: "int32[n] in range(1, 50)") -> Any:
+    q = cp.empty_like(x)
+    launch(code, over(x.size, 128), 128, x, y, q, i32(x.size))
+    return q
 
 
 def fused(x: "float32[m, n]", y: "float32[n]") -> Any:
@@ -223,26 +184,28 @@ PAIRS = (
         axpy(lambda n: n // 256),
         "the last block is missing where n is no multiple of 256",
     ),
-    JudgedPair.seeded("gelu", gelu_reference, elementwise, GELU, ("0.044715f", "0.0447f"), fault="a constant of three digits"),
+    JudgedPair.seeded(
+        "gelu", gelu_reference, elementwise("float32[...]"), GELU, ("0.044715f", "0.0447f"), fault="a constant of three digits"
+    ),
     JudgedPair(
         "relu",
         relu,
-        elementwise(of("fmaxf(x[i], 0.f)")),
-        elementwise(of("x[i] * (x[i] > 0.f)")),
+        of("fmaxf(x[i], 0.f)"),
+        of("x[i] * (x[i] > 0.f)"),
         "minus infinity times zero is NaN",
     ),
     JudgedPair(
         "sigmoid",
         sigmoid,
-        elementwise(of("1.f / (1.f + expf(-x[i]))")),
-        elementwise(of("expf(x[i]) / (1.f + expf(x[i]))")),
+        of("1.f / (1.f + expf(-x[i]))"),
+        of("expf(x[i]) / (1.f + expf(x[i]))"),
         "infinity by infinity for large arguments",
     ),
     JudgedPair(
         "softplus",
         softplus,
-        elementwise(of("fmaxf(x[i], 0.f) + log1pf(expf(-fabsf(x[i])))")),
-        elementwise(of("logf(1.f + expf(x[i]))")),
+        of("fmaxf(x[i], 0.f) + log1pf(expf(-fabsf(x[i])))"),
+        of("logf(1.f + expf(x[i]))"),
         "exp overflows for large arguments",
     ),
     JudgedPair.seeded(
@@ -265,7 +228,7 @@ PAIRS = (
     JudgedPair.seeded(
         "integer hash",
         mix_reference,
-        mix,
+        elementwise("uint32[n]", 256),
         HASH,
         ("unsigned h = x[i]", "int h = x[i]"),
         fault="a signed shift: right for small values only",
@@ -273,7 +236,7 @@ PAIRS = (
     JudgedPair.seeded(
         "silu float16",
         silu,
-        silu_half,
+        elementwise("float16[m, n]"),
         SILU_HALF,
         ("float v = __half2float(x[i]);", "__half v = x[i];"),
         ("__float2half(v / (1.f + __expf(-v)))", "v * hrcp(__half(1.f) + hexp(-v))"),

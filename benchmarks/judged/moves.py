@@ -6,7 +6,7 @@ from typing import Any
 
 import cupy as cp
 import numpy as np
-from pairs import Function, JudgedPair, launch, over
+from pairs import JudgedPair, by_rows, launch, of_code, over
 
 i32 = np.int32
 
@@ -20,14 +20,12 @@ TRANSPOSE = r"""extern "C" __global__ void k(const float* x, float* y, int m, in
 }"""
 
 
-def transpose(code: str) -> Function:
-    def f(x: "float32[m, n]") -> Any:
-        m, n = x.shape
-        y = cp.empty((n, m), np.float32)
-        launch(code, (over(n, 16), over(m, 16)), (16, 16), x, y, i32(m), i32(n))
-        return y
-
-    return f
+@of_code
+def transpose(code: str, x: "float32[m, n]") -> Any:
+    m, n = x.shape
+    y = cp.empty((n, m), np.float32)
+    launch(code, (over(n, 16), over(m, 16)), (16, 16), x, y, i32(m), i32(n))
+    return y
 
 
 GATHER = r"""extern "C" __global__ void k(const float* x, const INDEX* at, float* y, int n) {
@@ -35,14 +33,12 @@ GATHER = r"""extern "C" __global__ void k(const float* x, const INDEX* at, float
 }"""
 
 
-def gather(kind: Any) -> Function:
-    def f(x: "float32[m, n]", at: "int64[r] in range(m)") -> Any:
-        y = cp.empty((at.size, x.shape[1]), np.float32)
-        name = {np.int64: "long long", np.int8: "signed char"}[kind]
-        launch(GATHER.replace("INDEX", name), at.size, 32, x, at.astype(kind), y, i32(x.shape[1]))
-        return y
-
-    return f
+@of_code
+def gather(kind: Any, x: "float32[m, n]", at: "int64[r] in range(m)") -> Any:
+    y = cp.empty((at.size, x.shape[1]), np.float32)
+    name = {np.int64: "long long", np.int8: "signed char"}[kind]
+    launch(GATHER.replace("INDEX", name), at.size, 32, x, at.astype(kind), y, i32(x.shape[1]))
+    return y
 
 
 SCATTER = r"""extern "C" __global__ void k(const int* v, const int* at, int* y, int n) {
@@ -51,11 +47,9 @@ SCATTER = r"""extern "C" __global__ void k(const int* v, const int* at, int* y, 
 }"""
 
 
-def scatter(code: str) -> Function:
-    def f(v: "int32[n]", at: "int32[n] in range(m)", y: "inout int32[m]") -> None:
-        launch(code, over(v.size, 64), 64, v, at, y, i32(v.size))
-
-    return f
+@of_code
+def scatter(code: str, v: "int32[n]", at: "int32[n] in range(m)", y: "inout int32[m]") -> None:
+    launch(code, over(v.size, 64), 64, v, at, y, i32(v.size))
 
 
 def scatter_reference(v: Any, at: Any, y: Any) -> None:
@@ -84,15 +78,6 @@ SCAN = r"""extern "C" __global__ void k(const int* x, int* y, int n) {
 }"""
 
 
-def scan(code: str) -> Function:
-    def f(x: "int32[m, n]") -> Any:
-        y = cp.empty_like(x)
-        launch(code, x.shape[0], 256, x, y, i32(x.shape[1]))
-        return y
-
-    return f
-
-
 def scan_reference(x: Any) -> Any:
     return np.cumsum(x, axis=1, dtype=np.int32)
 
@@ -107,13 +92,11 @@ HISTOGRAM = r"""extern "C" __global__ void k(const unsigned char* x, int* y, int
 }"""
 
 
-def histogram(code: str) -> Function:
-    def f(x: "uint8[n]") -> Any:
-        y = cp.zeros(256, np.int32)
-        launch(code, min(over(x.size, 256), 4), 256, x, y, i32(x.size))
-        return y
-
-    return f
+@of_code
+def histogram(code: str, x: "uint8[n]") -> Any:
+    y = cp.zeros(256, np.int32)
+    launch(code, min(over(x.size, 256), 4), 256, x, y, i32(x.size))
+    return y
 
 
 def histogram_reference(x: Any) -> Any:
@@ -126,11 +109,9 @@ REVERSE = r"""extern "C" __global__ void k(float* x, int n) {
 }"""
 
 
-def reverse(code: str) -> Function:
-    def f(x: "inout float32[n]") -> None:
-        launch(code, over(x.size, 64), 64, x, i32(x.size))
-
-    return f
+@of_code
+def reverse(code: str, x: "inout float32[n]") -> None:
+    launch(code, over(x.size, 64), 64, x, i32(x.size))
 
 
 def reverse_reference(x: Any) -> None:
@@ -143,11 +124,9 @@ SHIFT = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
 }"""
 
 
-def shift(copy: bool) -> Function:
-    def f(x: "inout float32[n]") -> None:
-        launch(SHIFT, over(x.size, 128), 128, x.copy() if copy else x, x, i32(x.size))
-
-    return f
+@of_code
+def shift(copy: bool, x: "inout float32[n]") -> None:
+    launch(SHIFT, over(x.size, 128), 128, x.copy() if copy else x, x, i32(x.size))
 
 
 def shift_reference(x: Any) -> None:
@@ -157,15 +136,6 @@ def shift_reference(x: Any) -> None:
 TRIANGLE = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
     for (int j = threadIdx.x; j < n; j += 32) y[blockIdx.x * n + j] = j <= blockIdx.x ? x[blockIdx.x * n + j] : 0.f;
 }"""
-
-
-def triangle(code: str) -> Function:
-    def f(x: "float32[n, n]") -> Any:
-        y = cp.empty_like(x)
-        launch(code, x.shape[0], 32, x, y, i32(x.shape[1]))
-        return y
-
-    return f
 
 
 SORT = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
@@ -185,15 +155,6 @@ SORT = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
         }
     if (t < n) y[blockIdx.x * n + t] = s[t];
 }"""
-
-
-def sort(code: str) -> Function:
-    def f(x: Any) -> Any:
-        y = cp.empty_like(x)
-        launch(code, x.shape[0], 256, x, y, i32(x.shape[1]))
-        return y
-
-    return f
 
 
 def short_rows(draw: Any) -> Any:
@@ -230,7 +191,7 @@ PAIRS = (
     JudgedPair.seeded(
         "scan of rows",
         scan_reference,
-        scan,
+        by_rows("int32[m, n]", 256),
         SCAN,
         (": 0;\n            __syncthreads();\n", ": 0;\n"),
         fault="a step reads what others already changed",
@@ -260,7 +221,7 @@ PAIRS = (
     JudgedPair.seeded(
         "lower triangle",
         np.tril,
-        triangle,
+        by_rows("float32[n, n]", 32),
         TRIANGLE,
         (
             "y[blockIdx.x * n + j] = j <= blockIdx.x ? x[blockIdx.x * n + j] : 0.f",
@@ -272,7 +233,7 @@ PAIRS = (
     JudgedPair.seeded(
         "sort of rows",
         lambda x: np.sort(x, axis=1),
-        sort,
+        by_rows("float32[m, n]", 256),
         SORT,
         ("            __syncthreads();\n        }", "            if (o > 16) __syncthreads();\n        }"),
         fault="no barrier among steps within a warp",

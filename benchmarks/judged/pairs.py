@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import cupy as cp
+import numpy as np
 
 Function = Callable[..., Any]
 
@@ -35,6 +37,35 @@ def launch(code: str, grid: Any, block: Any, *args: Any) -> None:
     """Launches the kernel `k` of CUDA C, as CuPy's users do."""
     triple = [each if isinstance(each, tuple) else (max(int(each), 1),) for each in (grid, block)]
     cp.RawKernel(code, "k")(*triple, args)
+
+
+def of_code(launcher: Function) -> Callable[..., Function]:
+    """Returns a maker: of CUDA C, or of what else `launcher` takes first, it makes the function of the other arguments."""
+    return partial(partial, launcher)
+
+
+def elementwise(kind: str, threads: int = 128) -> Callable[[str], Function]:
+    """Returns a maker of functions of an array of this declared kind, to one like it: a thread makes an element."""
+
+    def launcher(code: str, x: Any) -> Any:
+        y = cp.empty_like(x)
+        launch(code, over(x.size, threads), threads, x, y, np.int32(x.size))
+        return y
+
+    launcher.__annotations__["x"] = kind
+    return of_code(launcher)
+
+
+def by_rows(kind: str, threads: int) -> Callable[[str], Function]:
+    """Returns a maker of functions of a matrix of this declared kind, to one like it: a block makes a row."""
+
+    def launcher(code: str, x: Any) -> Any:
+        y = cp.empty_like(x)
+        launch(code, x.shape[0], threads, x, y, np.int32(x.shape[1]))
+        return y
+
+    launcher.__annotations__["x"] = kind
+    return of_code(launcher)
 
 
 def changed(code: str, *pairs: tuple[str, str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import cupy as cp
 import numpy as np
-from pairs import Function, JudgedPair, launch, over
+from pairs import Function, JudgedPair, elementwise, launch, of_code, over
 
 i32 = np.int32
 
@@ -59,13 +59,11 @@ MATVEC = r"""extern "C" __global__ void k(const float* a, const float* x, float*
 }"""
 
 
-def matvec(code: str) -> Function:
-    def f(a: "float32[m, n]", x: "float32[n]") -> Any:
-        y = cp.empty(a.shape[0], np.float32)
-        launch(code, a.shape[0], 32, a, x, y, i32(a.shape[1]))
-        return y
-
-    return f
+@of_code
+def matvec(code: str, a: "float32[m, n]", x: "float32[n]") -> Any:
+    y = cp.empty(a.shape[0], np.float32)
+    launch(code, a.shape[0], 32, a, x, y, i32(a.shape[1]))
+    return y
 
 
 GRAM = r"""extern "C" __global__ void k(const double* a, double* c, int m, int n) {
@@ -77,14 +75,12 @@ GRAM = r"""extern "C" __global__ void k(const double* a, double* c, int m, int n
 }"""
 
 
-def gram(kind: str) -> Function:
-    def f(a: "float64[m, n]") -> Any:
-        m, n = a.shape
-        c = cp.empty((n, n), np.float64)
-        launch(GRAM.replace("SUM", kind), (over(n, 8), over(n, 8)), (8, 8), a, c, i32(m), i32(n))
-        return c
-
-    return f
+@of_code
+def gram(kind: str, a: "float64[m, n]") -> Any:
+    m, n = a.shape
+    c = cp.empty((n, n), np.float64)
+    launch(GRAM.replace("SUM", kind), (over(n, 8), over(n, 8)), (8, 8), a, c, i32(m), i32(n))
+    return c
 
 
 STENCIL = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
@@ -96,15 +92,6 @@ STENCIL = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
     __syncthreads();
     if (i < n) y[i] = 0.25f * s[t] + 0.5f * s[t + 1] + 0.25f * s[t + 2];
 }"""
-
-
-def stencil(code: str) -> Function:
-    def f(x: "float32[n]") -> Any:
-        y = cp.empty_like(x)
-        launch(code, over(x.size, 128), 128, x, y, i32(x.size))
-        return y
-
-    return f
 
 
 def stencil_reference(x: Any) -> Any:
@@ -124,14 +111,12 @@ IMAGE = r"""extern "C" __global__ void k(const float* x, const float* w, float* 
 }"""
 
 
-def image(code: str) -> Function:
-    def f(x: "float32[rows, columns]", w: "float32[3, 3]") -> Any:
-        y = cp.empty_like(x)
-        rows, columns = x.shape
-        launch(code, (over(columns, 16), over(rows, 4)), (16, 4), x, w, y, i32(rows), i32(columns))
-        return y
-
-    return f
+@of_code
+def image(code: str, x: "float32[rows, columns]", w: "float32[3, 3]") -> Any:
+    y = cp.empty_like(x)
+    rows, columns = x.shape
+    launch(code, (over(columns, 16), over(rows, 4)), (16, 4), x, w, y, i32(rows), i32(columns))
+    return y
 
 
 def image_reference(x: Any, w: Any) -> Any:
@@ -175,7 +160,7 @@ PAIRS = (
     JudgedPair.seeded(
         "three-point stencil",
         stencil_reference,
-        stencil,
+        elementwise("float32[n]"),
         STENCIL,
         ("if (t == 127) s[129]", "if (t == 128) s[129]"),
         fault="the right halo is not loaded",

@@ -7,7 +7,7 @@ from typing import Any
 
 import cupy as cp
 import numpy as np
-from pairs import Function, JudgedPair, changed, launch, over
+from pairs import Function, JudgedPair, changed, launch, of_code, over
 
 i32 = np.int32
 
@@ -51,18 +51,16 @@ PARTIAL = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
 }"""
 
 
-def total(stages: int) -> Function:
-    def f(x: "float32[n]") -> Any:
-        done = 0
-        while x.size > 1 or not done:
-            parts = cp.empty(over(x.size, 256), np.float32)
-            launch(PARTIAL, parts.size, 256, x, parts, i32(x.size))
-            x, done = parts, done + 1
-            if done == stages:
-                break
-        return x[0].reshape(())
-
-    return f
+@of_code
+def total(stages: int, x: "float32[n]") -> Any:
+    done = 0
+    while x.size > 1 or not done:
+        parts = cp.empty(over(x.size, 256), np.float32)
+        launch(PARTIAL, parts.size, 256, x, parts, i32(x.size))
+        x, done = parts, done + 1
+        if done == stages:
+            break
+    return x[0].reshape(())
 
 
 ATOMIC = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
@@ -71,13 +69,11 @@ ATOMIC = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
 }"""
 
 
-def atomic(allocate: Function) -> Function:
-    def f(x: "float32[n]") -> Any:
-        y = allocate((), np.float32)
-        launch(ATOMIC, over(x.size, 128), 128, x, y, i32(x.size))
-        return y
-
-    return f
+@of_code
+def atomic(allocate: Function, x: "float32[n]") -> Any:
+    y = allocate((), np.float32)
+    launch(ATOMIC, over(x.size, 128), 128, x, y, i32(x.size))
+    return y
 
 
 KEPT = np.zeros((), np.float32)
@@ -135,13 +131,11 @@ COLUMNS = r"""extern "C" __global__ void k(const float* x, float* y, int m, int 
 }"""
 
 
-def columns(code: str) -> Function:
-    def f(x: "float32[m, n]") -> Any:
-        y = cp.empty(x.shape[1], np.float32)
-        launch(code, over(x.shape[1], 64), 64, x, y, i32(x.shape[0]), i32(x.shape[1]))
-        return y
-
-    return f
+@of_code
+def columns(code: str, x: "float32[m, n]") -> Any:
+    y = cp.empty(x.shape[1], np.float32)
+    launch(code, over(x.shape[1], 64), 64, x, y, i32(x.shape[0]), i32(x.shape[1]))
+    return y
 
 
 VARIANCE = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
@@ -173,13 +167,11 @@ COUNT = r"""extern "C" __global__ void k(const int* x, int* y, int n) {
 }"""
 
 
-def count(code: str) -> Function:
-    def f(x: "int32[n]") -> Any:
-        y = cp.zeros((), np.int32)
-        launch(code, over(x.size, 128), 128, x, y, i32(x.size))
-        return y
-
-    return f
+@of_code
+def count(code: str, x: "int32[n]") -> Any:
+    y = cp.zeros((), np.int32)
+    launch(code, over(x.size, 128), 128, x, y, i32(x.size))
+    return y
 
 
 def count_reference(x: Any) -> Any:
@@ -202,13 +194,11 @@ DOT = r"""extern "C" __global__ void k(const float* x, const float* y, float* z,
 }"""
 
 
-def dot(code: str) -> Function:
-    def f(x: "float32[n]", y: "float32[n]") -> Any:
-        z = cp.empty((), np.float32)
-        launch(code, 1, 256, x, y, z, i32(x.size))
-        return z
-
-    return f
+@of_code
+def dot(code: str, x: "float32[n]", y: "float32[n]") -> Any:
+    z = cp.empty((), np.float32)
+    launch(code, 1, 256, x, y, z, i32(x.size))
+    return z
 
 
 LOGSUMEXP = r"""extern "C" __global__ void k(const float* x, float* y, int n) {
@@ -237,13 +227,11 @@ extern "C" __global__ void k(const __half* x, __half* y, int m, int n) {
 }"""
 
 
-def half_sum(code: str) -> Function:
-    def f(x: "float16[m, n]") -> Any:
-        y = cp.empty(x.shape[0], np.float16)
-        launch(code, over(x.shape[0], 32), 32, x, y, i32(x.shape[0]), i32(x.shape[1]))
-        return y
-
-    return f
+@of_code
+def half_sum(code: str, x: "float16[m, n]") -> Any:
+    y = cp.empty(x.shape[0], np.float16)
+    launch(code, over(x.shape[0], 32), 32, x, y, i32(x.shape[0]), i32(x.shape[1]))
+    return y
 
 
 PAIRS = (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import cupy as cp
 import numpy as np
-from pairs import Function, JudgedPair, changed, launch
+from pairs import JudgedPair, by_rows, changed, launch, of_code
 
 i32 = np.int32
 
@@ -42,13 +41,7 @@ SOFTMAX = (
 )
 
 
-def same_shape(code: str, threads: int = 64) -> Function:
-    def f(x: "float32[m, n]") -> Any:
-        y = cp.empty_like(x)
-        launch(code, x.shape[0], threads, x, y, i32(x.shape[1]))
-        return y
-
-    return f
+by_blocks = by_rows("float32[m, n]", 64)
 
 
 def softmax(x: Any) -> Any:
@@ -79,13 +72,11 @@ NORM = (
 )
 
 
-def layer_norm(code: str) -> Function:
-    def f(x: "float32[m, n]", g: "float32[n]", b: "float32[n]", eps: float = 1e-5) -> Any:
-        y = cp.empty_like(x)
-        launch(code, x.shape[0], 64, x, g, b, y, i32(x.shape[1]), np.float32(eps))
-        return y
-
-    return f
+@of_code
+def layer_norm(code: str, x: "float32[m, n]", g: "float32[n]", b: "float32[n]", eps: float = 1e-5) -> Any:
+    y = cp.empty_like(x)
+    launch(code, x.shape[0], 64, x, g, b, y, i32(x.shape[1]), np.float32(eps))
+    return y
 
 
 def layer_norm_reference(x: Any, g: Any, b: Any, eps: float = 1e-5) -> Any:
@@ -106,13 +97,11 @@ RMS = (
 )
 
 
-def rms_norm(code: str) -> Function:
-    def f(x: "float32[m, n]", g: "float32[n]") -> Any:
-        y = cp.empty_like(x)
-        launch(code, x.shape[0], 64, x, g, y, i32(x.shape[1]))
-        return y
-
-    return f
+@of_code
+def rms_norm(code: str, x: "float32[m, n]", g: "float32[n]") -> Any:
+    y = cp.empty_like(x)
+    launch(code, x.shape[0], 64, x, g, y, i32(x.shape[1]))
+    return y
 
 
 def rms_norm_reference(x: Any, g: Any) -> Any:
@@ -152,13 +141,11 @@ CAUSAL = (
 )
 
 
-def causal(code: str) -> Function:
-    def f(x: "float32[n, n]") -> Any:
-        y = cp.empty_like(x)
-        launch(code, x.shape[0], 64, x, y, i32(0), i32(x.shape[1]))
-        return y
-
-    return f
+@of_code
+def causal(code: str, x: "float32[n, n]") -> Any:
+    y = cp.empty_like(x)
+    launch(code, x.shape[0], 64, x, y, i32(0), i32(x.shape[1]))
+    return y
 
 
 def causal_reference(x: Any) -> Any:
@@ -182,14 +169,12 @@ LOSS = (
 )
 
 
-def loss(kind: str) -> Function:
-    def f(x: "float32[m, n]", label: "int32[m] in range(n)") -> Any:
-        y = cp.empty(x.shape[0], np.float32)
-        labels = label.view(np.uint8) if kind == "unsigned char" else label
-        launch(LOSS.replace("LABEL", kind), x.shape[0], 64, x, labels, y, i32(x.shape[1]))
-        return y
-
-    return f
+@of_code
+def loss(kind: str, x: "float32[m, n]", label: "int32[m] in range(n)") -> Any:
+    y = cp.empty(x.shape[0], np.float32)
+    labels = label.view(np.uint8) if kind == "unsigned char" else label
+    launch(LOSS.replace("LABEL", kind), x.shape[0], 64, x, labels, y, i32(x.shape[1]))
+    return y
 
 
 def loss_reference(x: Any, label: Any) -> Any:
@@ -218,7 +203,7 @@ PAIRS = (
     JudgedPair.seeded(
         "softmax",
         softmax,
-        same_shape,
+        by_blocks,
         SOFTMAX,
         ("    float all = s[0];\n    __syncthreads();\n", "    float all = s[0];\n"),
         fault="the next use of shared memory does not wait for the last reader",
@@ -227,8 +212,8 @@ PAIRS = (
     JudgedPair(
         "log-softmax",
         log_softmax,
-        same_shape(LOG_SOFTMAX),
-        same_shape(changed(SOFTMAX, ("expf(row[i] - most) / sum;", "logf(expf(row[i] - most) / sum);"))),
+        by_blocks(LOG_SOFTMAX),
+        by_blocks(changed(SOFTMAX, ("expf(row[i] - most) / sum;", "logf(expf(row[i] - most) / sum);"))),
         "log of a quotient that is 0 for large arguments",
     ),
     JudgedPair.seeded(
@@ -250,7 +235,7 @@ PAIRS = (
     JudgedPair.seeded(
         "softmax, online",
         softmax,
-        partial(same_shape, threads=32),
+        by_rows("float32[m, n]", 32),
         ONLINE,
         *ALWAYS_EXP,
         fault="minus infinity less minus infinity where a row begins with masked elements",
@@ -267,7 +252,7 @@ PAIRS = (
     JudgedPair.seeded(
         "rows by their sums",
         unit,
-        same_shape,
+        by_blocks,
         UNIT,
         ("fmaxf(block_reduce(sum, false, s), 1e-12f)", "block_reduce(sum, false, s)"),
         fault="0 by 0 for rows of zeros",
