@@ -10,17 +10,18 @@ whose tiles or splits are asked of. --write keeps the times in auto.json, of whi
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import checkout  # noqa: F401
 
 # isort: split
+from records import read_rows, write_rows
+
 from cupyflash import Device, Problem, plan
 from cupyflash.multiprocessor import clock_rate
 from cupyflash.schedules import (
@@ -183,11 +184,9 @@ def answer(question: Question) -> Answer:
 
 def read(path: Path | None = None) -> list[Answer]:
     """The answers on file."""
-    kept = path or KEPT
-    found = json.loads(kept.read_text()) if kept.exists() else []
     return [
         Answer(Question(**{**each["question"], "heads": tuple(each["question"]["heads"])}), each["clock"], each["formula"])
-        for each in found
+        for each in read_rows(path or KEPT)
     ]
 
 
@@ -195,8 +194,8 @@ def keep(one: Answer) -> None:
     """Puts an answer into the file, in place of an older one to the same question."""
     others = [each for each in read() if each.question != one.question]
     order = list(questions())
-    every = sorted((each for each in [*others, one] if each.question in order), key=lambda each: order.index(each.question))
-    KEPT.write_text("[\n" + ",\n".join(json.dumps(asdict(each)) for each in every) + "\n]\n")
+    known = (each for each in [*others, one] if each.question in order)
+    write_rows(KEPT, sorted(known, key=lambda each: order.index(each.question)))
 
 
 def cells(one: Answer) -> str:

@@ -13,10 +13,9 @@ calls.json, of which docs/performance.md has the table.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -25,9 +24,10 @@ import checkout  # noqa: F401
 
 # isort: split
 import numpy as np
+from records import read_rows, write_rows
 
 from cupyflash import Device, Problem, plan
-from cupyflash.basics import Values
+from cupyflash.basics import Array, Values
 from cupyflash.schedules import fa3_backward, plan_backward
 from cupyflash.sim import ptx
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
@@ -42,6 +42,7 @@ from cupyflash.sim.program.launches import LaunchRequest
 from cupyflash.sim.program.runtime import Runtime
 from cupyflash.sim.program.session import run_program
 from cupyflash.sim.ptx.parameters import BoundArguments, BoundTensor, parameter_offsets
+from cupyflash.sim.ptx.text.syntax import Variable
 from cupyflash.tiling import TilingChoice
 
 KEPT = Path(__file__).with_suffix(".json")
@@ -175,8 +176,9 @@ def clocks_of_program(program: Path, problem: Problem, device: Device) -> list[C
     class Timing(Runtime):
         def run(self, request: LaunchRequest, stream: ptx.Stream) -> None:
             kernel = CubinKernel.of(assembled(request.kernel.image.module.text, device), request.kernel.name)
-            bound = arguments(request, [block.allocation for block in self.memory.blocks.values()])
-            cluster = request.cluster or (1, 1, 1)
+            params = request.kernel.image.module.code(request.kernel.name).params
+            pairs = [(block.allocation, block.allocation.memory) for block in self.memory.blocks.values()]
+            bound, cluster = arguments(request.data, params, pairs), request.cluster or (1, 1, 1)
             found.append(Clock(CodeLaunch(kernel, request.grid, request.block, bound, request.shared, cluster=cluster), device))
 
     shape = [str(each) for each in (problem.batch, problem.heads, problem.seqlen_q)]
@@ -186,33 +188,30 @@ def clocks_of_program(program: Path, problem: Problem, device: Device) -> list[C
     return found
 
 
-def arguments(request: LaunchRequest, allocations: Sequence[ptx.Allocation]) -> BoundArguments:
-    """Lays a launch's arguments out; what points into an allocation, in tensor maps too, points to an array of the clock's."""
-    data, tensors = bytearray(request.data), []
-    words = np.frombuffer(request.data, np.int64, len(data) // 8).copy()
-    for each in allocations:
+def arguments(given: bytes, params: Sequence[Variable], pairs: Iterable[tuple[ptx.Allocation, Array]]) -> BoundArguments:
+    """Lays a launch's arguments out; what points into an allocation, in tensor maps too, points to the pair's array."""
+    data, tensors = bytearray(given), []
+    words = np.frombuffer(given, np.int64, len(data) // 8).copy()
+    for each, memory in pairs:
         inside = (words >= each.address) & (words < each.address + max(each.memory.size, 1))
         if inside.any():
             words[inside] += FIRST_ADDRESS + len(tensors) * APART - each.address
-            tensors.append(BoundTensor(each.name, each.name, each.memory, each.name, len(data) + 8 * len(tensors)))
-    size = len(words) * 8
-    data[:size] = words.tobytes()
-    offsets, _ = parameter_offsets(request.kernel.image.module.code(request.kernel.name).params)
+            tensors.append(BoundTensor(each.name, each.name, memory, each.name, len(data) + 8 * len(tensors)))
+    data[: words.nbytes] = words.tobytes()
+    offsets, _ = parameter_offsets(params)
     return BoundArguments(data + bytes(8 * len(tensors)), offsets, tensors)
 
 
 def read(path: Path | None = None) -> list[Figure]:
     """The figures on file."""
-    kept = path or KEPT
-    return [Figure(**{**each, "call": Call(**each["call"])}) for each in json.loads(kept.read_text())] if kept.exists() else []
+    return [Figure(**{**each, "call": Call(**each["call"])}) for each in read_rows(path or KEPT)]
 
 
 def keep(one: Figure) -> None:
     """Puts a figure into the file, in place of an older one of the same call."""
     others = [each for each in read() if (each.call, each.whose) != (one.call, one.whose)]
     order = list(calls())
-    every = sorted([*others, one], key=lambda each: (order.index(each.call), each.whose != OURS))
-    KEPT.write_text("[\n" + ",\n".join(json.dumps(asdict(each)) for each in every) + "\n]\n")
+    write_rows(KEPT, sorted([*others, one], key=lambda each: (order.index(each.call), each.whose != OURS)))
 
 
 def table() -> Iterator[str]:

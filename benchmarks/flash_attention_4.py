@@ -23,16 +23,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from calls import arguments
 from flash_attn.cute import flash_attn_func, interface
 
 from cupyflash import Device
 from cupyflash.sim import ptx
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.loaded import of_ptx
-from cupyflash.sim.clock.memory import APART, FIRST_ADDRESS
 from cupyflash.sim.clock.whole import Clock
 from cupyflash.sim.cute import simulated_cute
-from cupyflash.sim.ptx.parameters import BoundArguments, BoundTensor, parameter_offsets
 from cupyflash.sim.replaced import replaced
 
 N, HEADS = 200, 2
@@ -110,17 +109,8 @@ def clocks_of(case: Sequence[str], n: int, device: Device) -> list[Clock]:
     found: list[Clock] = []
 
     def launch(module: ptx.Module, name: str, grid: Any, block: Any, given: ptx.RawArguments, **how: Any) -> Any:
-        data, tensors = bytearray(given.data), []
-        words = np.frombuffer(given.data, np.int64, len(data) // 8).copy()
-        for each in given.allocations:
-            inside = (words >= each.address) & (words < each.address + max(each.memory.size, 1))
-            if inside.any():
-                words[inside] += FIRST_ADDRESS + len(tensors) * APART - each.address
-                zeros = np.zeros(each.memory.nbytes, np.uint8)
-                tensors.append(BoundTensor(each.name, each.name, zeros, each.name, len(data) + 8 * len(tensors)))
-        data[: words.nbytes] = words.tobytes()
-        offsets, _ = parameter_offsets(module.code(name).params)
-        bound = BoundArguments(data + bytes(8 * len(tensors)), offsets, tensors)
+        pairs = ((each, np.zeros(each.memory.nbytes, np.uint8)) for each in given.allocations)
+        bound = arguments(given.data, module.code(name).params, pairs)
         kernel, cluster = CubinKernel.of(of_ptx(module.text, device).cubin, name), how["cluster"] or (1, 1, 1)
         found.append(Clock(CodeLaunch(kernel, grid, block, bound, how["shared_bytes"], cluster=cluster), device, cold=True))
         return SimpleNamespace(findings=(), notes=(), suppressed=(), unmatched=())

@@ -24,7 +24,8 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -69,6 +70,16 @@ def _unused(folder: Path, stem: str) -> Path:
     """A file of the folder that is not there yet: results of the same day stand beside each other."""
     names = (folder / f"{stem}{'' if number == 1 else f'-{number}'}.jsonl" for number in range(1, 1000))
     return next(path for path in names if not path.exists())
+
+
+def read_rows(path: Path) -> list[Report]:
+    """Returns the rows of a file that `write_rows` wrote; none if it is not there."""
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def write_rows(path: Path, rows: Iterable[Any]) -> None:
+    """Writes dataclasses as a list in JSON, a line each, so that a diff shows which have changed."""
+    path.write_text("[\n" + ",\n".join(json.dumps(asdict(each)) for each in rows) + "\n]\n")
 
 
 def finite(value: Any) -> Any:
