@@ -201,10 +201,15 @@ REQUIRED = ".rn .rz .rm .rp{.ftz}"
 
 # -- arithmetic ---------------------------------------------------------------------------------------------------------------
 
+LIMITED = "minimum(maximum({}, {}), {})"
+S32 = LIMITED.format("{}", -(1 << 31), (1 << 31) - 1)
+PRODUCT_24 = "(wide(a) << 40 >> 40) * (wide(b) << 40 >> 40)"
+"""The product of the numbers in the lower 24 bits."""
+
 row("add", ".u16-.s64 .u16x2 .s16x2", "a + b")
 row("sub", ".u16-.s64 .u16x2 .s16x2", "a - b")
-row("add", ".sat.s32", "clipped(s64(a) + s64(b))")
-row("sub", ".sat.s32", "clipped(s64(a) - s64(b))")
+row("add", ".sat.s32", S32.format("s64(a) + s64(b)"))
+row("sub", ".sat.s32", S32.format("s64(a) - s64(b)"))
 row("add", f"{ROUNDED}{{.sat}}.f32 .f64 .f32x2", "a + b")
 row("sub", f"{ROUNDED}{{.sat}}.f32 .f64 .f32x2", "a - b")
 row("add", "{.rn}{.ftz}{.sat} halves", "a + b")
@@ -214,12 +219,12 @@ row("mul", ".u16-.s64", {"lo": "a * b", "hi": "high_product(a, b)"})
 row("mul", ".u16 .s16 .u32 .s32", {"wide": "d.wide = wide(a) * wide(b)"})
 row("mul", f"{ROUNDED}{{.sat}}.f32 .f64 .f32x2", "a * b")
 row("mul", "{.rn}{.ftz}{.sat} halves", "a * b")
-row("mul24", ".u32 .s32", {"lo": "low24(a) * low24(b)", "hi": "low24(a) * low24(b) >> 16"})
+row("mul24", ".u32 .s32", {"lo": PRODUCT_24, "hi": f"{PRODUCT_24} >> 16"})
 
 row("mad", ".u16-.s64", {"lo": "a * b + c", "hi": "high_product(a, b) + c"})
 row("mad", ".u16 .s16 .u32 .s32", {"wide": "d.wide = wide(a) * wide(b) + c.wide"})
-row("mad", ".s32", {"hi.sat": "clipped(s64(high_product(a, b)) + s64(c))"})
-row("mad24", ".u32 .s32", {"lo": "low24(a) * low24(b) + c", "hi": "(low24(a) * low24(b) >> 16) + c"})
+row("mad", ".s32", {"hi.sat": S32.format("s64(high_product(a, b)) + s64(c)")})
+row("mad24", ".u32 .s32", {"lo": f"{PRODUCT_24} + c", "hi": f"({PRODUCT_24} >> 16) + c"})
 
 
 def fused(case: Case) -> str:
@@ -464,8 +469,8 @@ row("fns", ".b32", "nth_set_bit(a, b, c.s32)")
 
 def highest(case: Case) -> str:
     """Returns the highest bit that is not the sign, or the shift that brings it to the top; all ones if there is none."""
-    found = "top_bit(where(a < 0, ~a, a))"
-    return f"d.u32 = where({found} < 0, -1, {case.types[0].bits - 1} - {found})" if "shiftamt" in case.mods else f"d.u32 = {found}"
+    found = "top_bit(select(~a, a, a < 0))"
+    return f"d.u32 = select(-1, {case.types[0].bits - 1} - {found}, {found} < 0)" if "shiftamt" in case.mods else f"d.u32 = {found}"
 
 
 row("bfind", f"{{.shiftamt}}{WORDS}", highest)
@@ -501,7 +506,7 @@ def conversion(case: Case) -> str:
         return f"d.extended = limited({INTEGER_ROUNDING.get(direction, 'trunc')}(f64(a)), '{to}', '{of}')"
     if "sat" in case.mods:
         limits, own = np.iinfo(target.dtype), np.iinfo(source.dtype)
-        return f"d.extended = {to}(clip(a, {max(limits.min, own.min)}, {min(limits.max, own.max)}))"
+        return f"d.extended = {to}({LIMITED.format('a', max(limits.min, own.min), min(limits.max, own.max))})"
     return f"d.extended = {to}(a)"
 
 

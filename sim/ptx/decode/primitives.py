@@ -412,12 +412,6 @@ def high_product(a: Array, b: Array) -> Array:
 
 
 @primitive
-def clipped(x: Array) -> Array:
-    """Limits numbers to the range of s32."""
-    return np.clip(x, -(1 << 31), (1 << 31) - 1)
-
-
-@primitive
 def quotient(a: Array, b: Array) -> Array:
     """Divides, truncating; division by zero gives all ones, as on hardware (the ISA leaves it open)."""
     zero = b == 0
@@ -430,13 +424,6 @@ def remainder(a: Array, b: Array) -> Array:
     """Returns a - (a / b) * b with the truncating quotient, so that its sign is a's; by zero: the dividend."""
     zero = b == 0
     return np.where(zero, a, np.fmod(a, np.where(zero, b.dtype.type(1), b)))
-
-
-@primitive
-def low24(x: Array) -> Array:
-    """Returns the number in the lower 24 bits."""
-    bits = x.astype(np.int64) & 0xFFFFFF
-    return bits - ((bits >> 23) << 24) if x.dtype.kind == "i" else bits
 
 
 def pieces(x: Array, kind: str) -> Array:
@@ -464,9 +451,9 @@ def sum_of_parts(x: Array, part: str) -> Array:
 
 
 @writer
-def select(frame: Frame, d: Array, a: Array, b: Array, p: Array) -> Thunk:
+def select(frame: Frame, d: Array, a: Array | int, b: Array, p: Array) -> Thunk:
     """Returns the thunk d = a where p holds, else b."""
-    if not (a.ndim or b.ndim):
+    if not (np.ndim(a) or b.ndim):
         # Two constants: pick from a table of both.
         table = np.array([b, a], d.dtype)
         return lambda: table.take(p.view(np.uint8), 0, d, "clip")

@@ -13,10 +13,10 @@ import numpy as np
 
 from ..decode.code import Code
 from ..decode.flow import PER_LANE, calculated, names
-from ..decode.registry import FLUSH, KEEP, Arg, Barrier, Branch, Exit, FunctionCall, Plan, Return, WarpBarrier
+from ..decode.registry import FLUSH, KEEP, Barrier, Branch, Exit, FunctionCall, Plan, Return, WarpBarrier
 from ..decode.table_rows import Formula
 from ..text.syntax import Imm, PtxInstruction, Reg
-from .vectors import Halves, LaneValue, NoCode, Operands, splat, vector
+from .vectors import Halves, LaneValue, NoCode, Operands, vector
 from .warp_instructions import OPCODES, OTHERS, access, regrouped
 from .warp_run import KernelShape, texts
 from .warp_text import LAUNCH, REDUCED_BARRIER, WARP_STATE, ShadowRow, WarpText
@@ -83,8 +83,6 @@ class KernelText(WarpText):
         if region.ends is not None and region.ends in code.doubtful.watched:
             self.written_here(region.ends)
         if region.ends is None:
-            if region.end >= len(code.plans) or region.end not in self.number:
-                raise NoCode
             self.go(region.end)
         else:
             self.control(region.ends)
@@ -141,12 +139,8 @@ class KernelText(WarpText):
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         here = self.mask
         if i.predicate is not None:
-            register, negated = i.predicate
-            self.unblank([register.name], self.mask)
-            holds = self.bits(self.read(Arg(register, np.dtype(bool))).name)
-            if negated:
-                holds = self.add(f"xor i32 {holds}, -1")
-            here = self.add(f"and i32 {holds}, {self.mask}")
+            self.unblank([i.predicate[0].name], self.mask)
+            here = self.running(self.holding(i))
         read = [a.operand.name for a in plan.reads if isinstance(a.operand, Reg) and a.operand.name in self.doubted]
         if i.opcode == "mov" and len(plan.reads) == len(plan.writes) == 1 and read:
             self.moved = self.add(f"load i64, ptr {self.blanks(read[0])}")
@@ -166,7 +160,7 @@ class KernelText(WarpText):
             blank = self.add(f"load i64, ptr {self.blanks(name)}")
             every, none = self.add(f"or i64 {every}, {blank}"), self.add(f"and i64 {none}, {blank}")
         lanes = self.add(f"trunc i64 {self.add(f'xor i64 {every}, {none}')} to i32")
-        self.fail_if(self.add(f"icmp ne i32 {self.add(f'and i32 {lanes}, {here}')}, 0"))
+        self.fail_for(self.add(f"and i32 {lanes}, {here}"))
         return none
 
     def unblank(self, registers: list[str], here: str) -> None:
@@ -174,7 +168,7 @@ class KernelText(WarpText):
             if name in self.doubted:
                 blank = self.add(f"load i64, ptr {self.blanks(name)}")
                 lanes = self.add(f"trunc i64 {blank} to i32")
-                self.fail_if(self.add(f"icmp ne i32 {self.add(f'and i32 {lanes}, {here}')}, 0"))
+                self.fail_for(self.add(f"and i32 {lanes}, {here}"))
 
     def settle(self, plan: Plan, here: str) -> None:
         """Notes what an instruction has written for these lanes."""
@@ -196,21 +190,15 @@ class KernelText(WarpText):
         control = plan.control
         taken, rest = self.mask, "0"
         if i.predicate is not None:
-            register, negated = i.predicate
-            holds = self.bits(self.read(Arg(register, np.dtype(bool))).name)
-            if negated:
-                holds = self.add(f"xor i32 {holds}, -1")
-            taken = self.add(f"and i32 {holds}, {self.mask}")
+            taken = self.running(self.predicate(i))
             rest = self.add(f"xor i32 {taken}, {self.mask}")
-            self.count("%offs", len(self.off), self.counted(rest))
-            self.off.append(i)
         match control:
             case Branch(table="") as branch:
                 self.branch(i, self.code.target(branch.target), pc + 1, taken, rest)
             case Exit(trap=False) | Return():
                 self.leave(i, pc + 1, taken, rest)
             case FunctionCall(builtin="__assertfail"):
-                self.fail_if(self.add(f"icmp ne i32 {taken}, 0"))
+                self.fail_for(taken)
                 self.go(pc + 1)
             case WarpBarrier() if i.predicate is None:
                 alive = self.add(f"trunc i64 {self.load('%w', WARP_STATE['alive'])} to i32")
@@ -228,9 +216,7 @@ class KernelText(WarpText):
                 if barrier.reduction:
                     number += REDUCED_BARRIER
                     holds = self.read(plan.reads[-1]).name
-                    if barrier.negated:
-                        holds = self.op("xor", "i1", holds, splat("i1", "true"))
-                    found = self.counted(self.add(f"and i32 {self.bits(holds)}, {self.mask}"))
+                    found = self.counted(self.running(self.negated(holds) if barrier.negated else holds))
                     self.say(f"store i64 {found}, ptr {self.field('%w', WARP_STATE['vote'])}")
                 self.say(f"store i64 {number}, ptr {self.field('%w', WARP_STATE['barrier'])}")
                 self.push(self.behind[pc] if barrier.reduction else self.block_at(pc + 1), self.mask)
@@ -269,24 +255,18 @@ class KernelText(WarpText):
 
     def go(self, pc: int) -> None:
         """Goes on at an instruction, unless other lanes of the warp are somewhere else."""
-        if pc not in self.number:
-            raise NoCode
-        apart, direct = self.label("apart"), f"block{self.number[pc]}"
+        number, apart = self.block_at(pc), self.label("apart")
         alone = self.add(f"icmp eq i64 {self.load('%w', WARP_STATE['pending'])}, 0")
-        self.say(f"br i1 {alone}, label %{direct}, label %{apart}")
+        self.say(f"br i1 {alone}, label %block{number}, label %{apart}")
         self.begin(apart)
-        self.push(self.block_at(pc), self.mask)
+        self.push(number, self.mask)
         self.say("br label %dispatch")
 
     def branch(self, i: PtxInstruction, there: int, here: int, taken: str, rest: str) -> None:
-        if there not in self.number:
-            raise NoCode
         if i.predicate is None:
             self.again(there, i)
             self.go(there)
             return
-        if here not in self.number:
-            raise NoCode
         go, stay, some, both = (self.label(kind) for kind in ("go", "stay", "some", "both"))
         self.again(there, i)
         none = self.add(f"icmp eq i32 {taken}, 0")

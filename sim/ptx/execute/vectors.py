@@ -109,6 +109,10 @@ class Text:
     def chosen(self, mask: str, a: str, b: str, element: str) -> str:
         return self.add(f"select {vector('i1')} {mask}, {vector(element)} {a}, {vector(element)} {b}")
 
+    def negated(self, mask: str) -> str:
+        """Returns a mask, as a vector, of the other lanes."""
+        return self.op("xor", "i1", mask, splat("i1", "true"))
+
     def everywhere(self, element: str, value: str) -> str:
         """Returns a number for all lanes."""
         one = self.add(f"insertelement {vector(element)} poison, {element} {value}, i64 0")
@@ -325,7 +329,7 @@ class Arithmetic(Text, ABC):
         smallest, largest = (self.literal(limit, np.dtype(np.float32)) for limit in (2.0**-125, 2.0**127))
         inside = self.test("ogt", "float", size, splat("float", smallest))
         inside = self.op("and", "i1", inside, self.test("olt", "float", size, splat("float", largest)))
-        self.flagged(self.op("xor", "i1", inside, splat("i1", "true")))
+        self.flagged(self.negated(inside))
         return LaneValue(found, np.dtype(np.float32))
 
     def double(self, e: Expression, operands: Operands) -> str:
@@ -412,7 +416,9 @@ class Arithmetic(Text, ABC):
 
     # -- primitives of rows --------------------------------------------------------------------------------------------------
 
-    def select(self, a: LaneValue, b: LaneValue, p: LaneValue) -> LaneValue:
+    def select(self, a: LaneValue | int, b: LaneValue, p: LaneValue) -> LaneValue:
+        if not isinstance(a, LaneValue):
+            a = LaneValue(splat(scalar(b.dtype), a), b.dtype)
         if a.dtype != b.dtype or p.dtype.kind != "b":
             raise NoCode
         return LaneValue(self.chosen(p.name, a.name, b.name, scalar(a.dtype)), a.dtype)
@@ -483,13 +489,6 @@ class Arithmetic(Text, ABC):
         of = vector(a.dtype)
         return LaneValue(self.add(f"call {of} @llvm.bitreverse.v{WARP}{scalar(a.dtype)}({of} {a.name})"), a.dtype)
 
-    def where(self, p: LaneValue, a: LaneValue | int, b: LaneValue | int) -> LaneValue:
-        dtype = next(x.dtype for x in (a, b) if isinstance(x, LaneValue))
-        x, y = (v.name if isinstance(v, LaneValue) else splat(scalar(dtype), v) for v in (a, b))
-        if any(isinstance(v, LaneValue) and v.dtype != dtype for v in (a, b)):
-            raise NoCode
-        return LaneValue(self.chosen(p.name, x, y, scalar(dtype)), dtype)
-
     def limited(self, x: LaneValue, to: str, source: str) -> LaneValue:
         """Converts whole float64 numbers to integers: out of range clamps, NaN is 0 or the highest bit."""
         dtype = TYPES[to].dtype
@@ -503,24 +502,6 @@ class Arithmetic(Text, ABC):
         found = self.chosen(self.add(f"fcmp olt {of} {found}, {high}"), found, high, "double")
         whole = self.add(f"call {vector('i64')} @llvm.fptosi.sat.v{WARP}i64.v{WARP}f64({of} {found})")
         return LaneValue(self.resized(whole, "i64", scalar(dtype), True), dtype)
-
-    def clipped(self, x: LaneValue) -> LaneValue:
-        return self.clip(x, -(1 << 31), (1 << 31) - 1)
-
-    def clip(self, x: LaneValue, low: int, high: int) -> LaneValue:
-        if x.dtype.kind not in "iu":
-            raise NoCode
-        limits = [splat(scalar(x.dtype), self.literal(v, x.dtype)) for v in (low, high)]
-        found = self.ufunc("maximum", [x.name, limits[0]], x.dtype)
-        return LaneValue(self.ufunc("minimum", [found, limits[1]], x.dtype), x.dtype)
-
-    def low24(self, x: LaneValue) -> LaneValue:
-        if x.dtype.itemsize != 4:
-            raise NoCode
-        wide = self.resized(x.name, "i32", "i64", x.dtype.kind == "i")
-        left = self.op("shl", "i64", wide, splat("i64", 40))
-        how = "ashr" if x.dtype.kind == "i" else "lshr"
-        return LaneValue(self.op(how, "i64", left, splat("i64", 40)), np.dtype(x.dtype.kind + "8"))
 
     def approximated(self, _: object, function: str, kind: str, *values: LaneValue) -> LaneValue:
         """Adds an approximation that is one of IEEE's operations in float64, moved as `decode.primitives.MOVES` has it."""
@@ -565,7 +546,7 @@ class Arithmetic(Text, ABC):
         wide = np.dtype(np.float64)
         low, high = (splat("double", self.literal(2.0**power, wide)) for power in (-128, 126))
         inside = self.op("and", "i1", self.test("ogt", "double", size, low), self.test("ole", "double", size, high))
-        self.flagged(self.op("xor", "i1", inside, splat("i1", "true")))
+        self.flagged(self.negated(inside))
 
     def saturated(self, x: LaneValue) -> LaneValue:
         of, element = vector(x.dtype), scalar(x.dtype)
@@ -609,8 +590,8 @@ APPROXIMATE = OperandName("approximate")
 OWN: dict[str, Any] = {
     name: getattr(Arithmetic, name)
     for name in (
-        *("select", "quotient", "remainder", "high_product", "permute", "top_bit", "reversed_bits", "where", "limited", "clipped"),
-        *("clip", "low24", "approximated", "exponential", "saturated"),
+        *("select", "quotient", "remainder", "high_product", "permute", "top_bit", "reversed_bits", "limited"),
+        *("approximated", "exponential", "saturated"),
     )
 }
 """Primitives that are written here."""

@@ -262,11 +262,6 @@ def address_of(text: WarpText, base: Arg, offset: int) -> str:
     return text.resized(text.add(f"add {vector(found.dtype)} {found.name}, {delta}"), scalar(found.dtype), "i64", False)
 
 
-def active(text: WarpText, mask: str | None) -> str:
-    """Returns the lanes that run an instruction with this predicate."""
-    return text.mask if mask is None else text.add(f"and i32 {text.bits(mask)}, {text.mask}")
-
-
 def place(text: WarpText, site: AccessSite, here: str, addresses: str) -> PlacedAccess:
     """Looks at an access of the lanes `here`; gives up if it is anything but plain."""
     name = site.space, site.kind, site.size
@@ -293,7 +288,7 @@ def access(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
         return
     size = len(registers) * type_.bytes
     addresses, mask = address_of(text, base, offset), text.predicate(i)
-    here = active(text, mask)
+    here = text.running(mask)
     if space == "local":
         placed = private(text, size, here, addresses)
     elif space in ("global", "shared", "const", "generic", "param"):
@@ -330,7 +325,7 @@ def private(text: WarpText, size: int, here: str, addresses: str) -> PlacedAcces
     outside = text.test("ugt", "i64", addresses, splat("i64", room))
     skew = text.test("ne", "i64", text.op("and", "i64", addresses, splat("i64", size - 1)), "zeroinitializer")
     bad = text.bits(text.op("or", "i1", outside, skew))
-    text.fail_if(text.add(f"icmp ne i32 {text.add(f'and i32 {bad}, {here}')}, 0"))
+    text.fail_for(text.add(f"and i32 {bad}, {here}"))
     placed = text.op("add", "i64", addresses, steps("i64", text.local_bytes))
     return PlacedAccess(text.load("%w", WARP_STATE["local"]), str(STREWN), placed)
 
@@ -432,12 +427,12 @@ def copied(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
         raise NoCode
     size = operand.value
     to, source = (address_of(text, *address_arg(o, space)) for o, space in zip(i.operands, ("shared", "global"), strict=False))
-    here = active(text, text.predicate(i))
+    here = text.running(text.predicate(i))
     whole = here
     if len(plan.reads) > 2:
         width = text.read(plan.reads[2]).name
         full, none = text.test("uge", "i32", width, splat("i32", size)), text.test("eq", "i32", width, "zeroinitializer")
-        text.flagged(text.op("xor", "i1", text.op("or", "i1", full, none), splat("i1", "true")))
+        text.flagged(text.negated(text.op("or", "i1", full, none)))
         whole = text.add(f"and i32 {here}, {text.bits(full)}")
     target = place(text, AccessSite(i, "shared", "cp.async", size), here, to)
     origin = place(text, AccessSite(i, "global", "cp.async", size), whole, source)
@@ -533,8 +528,7 @@ def shuffle(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
         text.needs("exchanged")
         found = text.add(f"call {vector('i32')} @exchanged(ptr %exchanged, {vector('i32')} {source})")
     # A lane that does not take part has no value: NumPy says so.
-    absent = text.add(f"xor i32 {text.bits(there)}, -1")
-    text.fail_if(text.add(f"icmp ne i32 {text.add(f'and i32 {absent}, {text.mask}')}, 0"))
+    text.fail_for(text.running(text.negated(there)))
     text.write(plan.writes[0], LaneValue(found, np.dtype(np.uint32)), None)
     text.write(plan.writes[1], LaneValue(inside, np.dtype(bool)), None)
 
@@ -555,8 +549,8 @@ def vote(text: WarpText, plan: Plan, i: PtxInstruction) -> None:
     mode = next(mod for mod in i.mods if mod in ("all", "any", "uni", "ballot"))
     holds = text.read(plan.reads[0]).name
     if not isinstance(i.operands[1], Reg | Imm):
-        holds = text.op("xor", "i1", holds, splat("i1", "true"))
-    ballot = text.add(f"and i32 {text.bits(holds)}, {text.mask}")
+        holds = text.negated(holds)
+    ballot = text.running(holds)
     if mode == "ballot":
         text.write(plan.writes[0], LaneValue(text.everywhere("i32", ballot), np.dtype(np.uint32)), None)
         return

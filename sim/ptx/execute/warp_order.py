@@ -315,7 +315,7 @@ class TagFacts:
         warps = text.op("and", "i32", differ, splat("i32", WARP_CROWD - WARP))
         self.warp = text.test("eq", "i32", warps, "zeroinitializer")
         ordered = text.op("and", "i1", self.warp, met)
-        unordered = text.op("xor", "i1", ordered, splat("i1", "true"))
+        unordered = text.negated(ordered)
         others = splat("i1", "true") if text.collective else text.op("or", "i1", thread, crowd)
         self.beside = text.op("and", "i1", others, unordered)
         self.block = block
@@ -327,7 +327,7 @@ class TagFacts:
     def joined(self, crowds: str) -> str:
         """Returns tags that stand for the warp's lanes and for the threads before, as far as nothing orders these."""
         text = self.text
-        elsewhere = text.op("xor", "i1", self.warp, splat("i1", "true"))
+        elsewhere = text.negated(self.warp)
         block = text.op("and", "i1", text.op("or", "i1", elsewhere, self.block), self.now)
         warp = text.op("and", "i1", text.op("and", "i1", self.beside, self.warp), self.now)
         new = text.op("or", "i32", text.tags, crowds)

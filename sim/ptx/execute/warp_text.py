@@ -162,7 +162,7 @@ class HalfArithmetic(Arithmetic):
         more, inexact = self.test("ogt", "double", size, other), self.test("one", "double", x.name, wide)
         found = self.seen(self.odd(self.raw(near), "i32", more, inexact), near.dtype)
         # Beyond float32's range the nearest number is none.
-        self.flagged(self.op("xor", "i1", self.ordinary(wide), splat("i1", "true")))
+        self.flagged(self.negated(self.ordinary(wide)))
         self.doubtful.pop(near.name, None)
         return found
 
@@ -181,7 +181,7 @@ class HalfArithmetic(Arithmetic):
         total, rest = self.two_parts(product, z.name)
         for v in (x, y, z):
             self.doubtful.pop(v.name, None)
-        self.flagged(self.op("xor", "i1", self.ordinary(total), splat("i1", "true")))
+        self.flagged(self.negated(self.ordinary(total)))
         raw = self.add(f"bitcast {vector('double')} {total} to {vector('i64')}")
         other = self.add(f"bitcast {vector('double')} {rest} to {vector('i64')}")
         more = self.test("sge", "i64", self.op("xor", "i64", raw, other), "zeroinitializer")
@@ -377,7 +377,7 @@ class WarpText(HalfArithmetic):
                 self.say(f"store {vector(element)} {new}, ptr {self.place(slot)}, align 64")
 
     def flagged(self, mask: str) -> None:
-        self.add_to("%bad", self.add(f"and i32 {self.bits(mask)}, {self.mask}"), "or", "i32")
+        self.add_to("%bad", self.running(mask), "or", "i32")
 
     def needs(self, helper: str) -> None:
         self.helpers.add((helper,))
@@ -388,14 +388,23 @@ class WarpText(HalfArithmetic):
         """Returns the number of lanes of a mask, as i64."""
         return self.add(f"zext i32 {self.add(f'call i32 @llvm.ctpop.i32(i32 {mask})')} to i64")
 
-    def predicate(self, i: PtxInstruction) -> str | None:
-        """Returns the mask of an instruction's predicate, and counts the lanes that are off; None: it has none."""
+    def holding(self, i: PtxInstruction) -> str | None:
+        """Returns the mask of an instruction's predicate; None: it has none."""
         if i.predicate is None:
             return None
         register, negated = i.predicate
         holds = self.read(Arg(register, np.dtype(bool))).name
-        if negated:
-            holds = self.op("xor", "i1", holds, splat("i1", "true"))
+        return self.negated(holds) if negated else holds
+
+    def running(self, mask: str | None) -> str:
+        """Returns the lanes, as i32, that run an instruction with this predicate."""
+        return self.mask if mask is None else self.add(f"and i32 {self.bits(mask)}, {self.mask}")
+
+    def predicate(self, i: PtxInstruction) -> str | None:
+        """Returns the mask of an instruction's predicate, and counts the lanes that are off; None: it has none."""
+        holds = self.holding(i)
+        if holds is None:
+            return None
         off = self.add(f"xor i32 {self.bits(holds)}, -1")
         rest = self.add(f"and i32 {self.mask}, {off}")
         self.count("%offs", len(self.off), self.counted(rest))
@@ -420,8 +429,11 @@ class WarpText(HalfArithmetic):
         here = self.everywhere("i32", self.mask)
         unnamed = self.op("and", "i32", self.op("xor", "i32", member.name, splat("i32", -1)), here)
         wrong = self.test("ne", "i32", self.op("or", "i32", others, unnamed), "zeroinitializer")
-        bits = self.add(f"and i32 {self.bits(wrong)}, {self.mask}")
-        self.fail_if(self.add(f"icmp ne i32 {bits}, 0"))
+        self.fail_for(self.running(wrong))
+
+    def fail_for(self, lanes: str) -> None:
+        """Gives up if there are any lanes in a mask, as i32."""
+        self.fail_if(self.add(f"icmp ne i32 {lanes}, 0"))
 
     def fail_if(self, bit: str) -> None:
         go = self.label("fine")
