@@ -100,15 +100,17 @@ class Chip(ABC):
         launch((blocks,), (threads,), (cells, values, out, self.zeros(8 * 1024), np.int32(turns)))
         return self.get(out).reshape(warps, 2)
 
+    def per_turn(self, clocks: Callable[[int], float], turns: tuple[int, int]) -> list[float]:
+        """Clocks of a turn, over repeats: what a long loop takes more than a short one, by the difference of their turns."""
+        short, long = turns
+        clocks(long)  # into the caches
+        found = [(clocks(short), clocks(long)) for _ in range(self.repeats)]
+        return [(last - first) / (long - short) for first, last in found]
+
     def per_step(self, launch: Launch, timed: Timed, threads: int = 32, blocks: int = 1) -> list[float]:
-        """Clocks of a step of all chains, over repeats: the difference of a long and a short loop by that of their steps."""
-        short, long = self.turns
-        self.stamps(launch, timed, threads, blocks, short)  # into the instruction caches
-        found = []
-        for _ in range(self.repeats):
-            clocks = [span(self.stamps(launch, timed, threads, blocks, turns)) for turns in (short, long)]
-            found.append((clocks[1] - clocks[0]) / ((long - short) * timed.steps))
-        return found
+        """Clocks of a step of all chains, over repeats."""
+        clocks = self.per_turn(lambda turns: span(self.stamps(launch, timed, threads, blocks, turns)), self.turns)
+        return [each / timed.steps for each in clocks]
 
 
 class Gpu(Chip):

@@ -21,9 +21,9 @@ MB = 1 << 20
 ALONE = 29.0  # clocks of a product alone beside its latency, in the clock's own run of that kernel
 
 
-def ratio(amount: float, clocks: float) -> float:
-    """An amount a clock; not a number where the PTX machine's clock stands still."""
-    return amount / clocks if clocks else math.nan
+def a_clock(amount: float, clocks: Iterable[float]) -> list[float]:
+    """An amount a clock, over repeats; not a number where the PTX machine's clock stands still."""
+    return [amount / each if each else math.nan for each in clocks]
 
 
 def line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
@@ -263,13 +263,12 @@ def shared_latencies(chip: Chip) -> Iterator[Found]:
     yield Found("latency.barrier", [fit[0] for fit in fits], f"a line through 2 to 32 warps, {told_points}")
     yield Found("latency.barrier_warp", [fit[1] for fit in fits])
     out, given, sink = chip.out(2), chip.put(np.array([1, 1, 0], np.float32)), chip.zeros(4 * 32)
-    values = []
-    for _ in range(chip.repeats):
-        clocks = []
-        for turns in chip.turns:
-            chip.kernels("branches")((1,), (32,), (out, given, sink, np.int32(turns)))
-            clocks.append(span(chip.get(out).reshape(1, 2)))
-        values.append((clocks[1] - clocks[0]) / (chip.turns[1] - chip.turns[0]) - (31 * 4 + 1 + 6))
+
+    def branches(turns: int) -> float:
+        chip.kernels("branches")((1,), (32,), (out, given, sink, np.int32(turns)))
+        return span(chip.get(out).reshape(1, 2))
+
+    values = [clocks - (31 * 4 + 1 + 6) for clocks in chip.per_turn(branches, chip.turns)]
     yield Found(
         "latency.branch", values, "a loop of 32 FFMA, less 31 of 4 clocks and the stall counts 1 and 6 of the last one and of BRA"
     )
@@ -318,9 +317,7 @@ def lanes(chip: Chip) -> Iterator[Found]:
     for name, timed in wanted.items():
         clocks, warps = best(chip, kernels(timed.name), timed, (16, 32))
         count = LANES[name][1]
-        yield Found(
-            f"lanes.{name}", [ratio(8 * count, value) for value in clocks], f"{timed.step.opcodes[0]}, 4 chains, {warps} warps"
-        )
+        yield Found(f"lanes.{name}", a_clock(8 * count, clocks), f"{timed.step.opcodes[0]}, 4 chains, {warps} warps")
 
 
 def wavefronts(chip: Chip) -> Iterator[Found]:
@@ -331,13 +328,14 @@ def wavefronts(chip: Chip) -> Iterator[Found]:
         clocks[name], warps = best(chip, kernels(timed.name), timed, (16, 32))
         yield Found(f"shared.{name}", clocks[name], f"clocks of a multiprocessor for each instruction, {warps} warps")
     wide = clocks["stream_128"]
-    yield Found("shared.wavefronts", [ratio(4, value) for value in wide], "LDS.128 without conflict, 4 wavefronts each")
-    yield Found("shared.requests", [ratio(1, value) for value in clocks["stream_32"]], "LDS, which is a wavefront too")
+    (rate,) = a_clock(4, [statistics.median(wide)])
+    yield Found("shared.wavefronts", a_clock(4, wide), "LDS.128 without conflict, 4 wavefronts each")
+    yield Found("shared.requests", a_clock(1, clocks["stream_32"]), "LDS, which is a wavefront too")
     for bits in (64, 128):
-        values = [ratio(4 * value, statistics.median(wide)) for value in clocks[f"stream_{bits}_merged"]]
+        values = [value * rate for value in clocks[f"stream_{bits}_merged"]]
         yield Found(f"shared.merged_{bits}", values, "neighbours at one address; in wavefronts of LDS.128")
     alone = chip.per_step(kernels(wanted["stream_128"].name), wanted["stream_128"])
-    yield Found("shared.one_warp", [ratio(4, value) for value in alone], "LDS.128 of one warp")
+    yield Found("shared.one_warp", a_clock(4, alone), "LDS.128 of one warp")
 
 
 def tensor(chip: Chip) -> Iterator[Found]:
@@ -379,7 +377,7 @@ def wgmma(chip: Chip) -> Iterator[Found]:
             name = "wgmma.least" if (n, registers) == (8, True) else f"wgmma clocks n{n}, A in {place}"
             yield Found(name, clocks(n, registers, 128), f"n{n}, A in {place}, one warpgroup")
     for registers, place in ((False, "shared memory"), (True, "registers")):
-        fmas = [ratio(groups * 64 * 256 * 16, value) for value in clocks(256, registers, 128 * groups)]
+        fmas = a_clock(groups * 64 * 256 * 16, clocks(256, registers, 128 * groups))
         yield Found(
             "wgmma.fmas" if registers else "wgmma fmas, A in shared memory", fmas, f"n256, A in {place}, {groups} warpgroups"
         )
@@ -398,15 +396,13 @@ def mbarriers(chip: Chip) -> Iterator[Found]:
     steps = {step.name: step for step in rate_steps.BARRIERS}
     timed = Timed(steps["mbarrier_arrive"], 1, chip.steps)
     yield Found("copies.mbarrier_arrive", chip.per_step(chip.load(rate_steps.source([timed]))(timed.name), timed, 1))
-    out, turns = chip.out(4), (chip.size(64, 1), chip.size(576, 2))
-    values = []
-    for repeat in range(1 + chip.repeats):
-        clocks = []
-        for each in turns:
-            chip.kernels("ping_pong")((1,), (64,), (out, np.int32(each)))
-            clocks.append(span(chip.get(out).reshape(2, 2)))
-        if repeat:
-            values.append((clocks[1] - clocks[0]) / (turns[1] - turns[0]) / 2)
+    out = chip.out(4)
+
+    def there_and_back(turns: int) -> float:
+        chip.kernels("ping_pong")((1,), (64,), (out, np.int32(turns)))
+        return span(chip.get(out).reshape(2, 2))
+
+    values = [each / 2 for each in chip.per_turn(there_and_back, (chip.size(64, 1), chip.size(576, 2)))]
     yield Found("copies.mbarrier_wait", values, "half of there and back between two warps: SYNCS.ARRIVE to the next one's")
 
 
@@ -416,16 +412,13 @@ def bulk(chip: Chip) -> Iterator[Found]:
 
     def turn(size: int, copies: int) -> list[float]:
         """Clocks of a turn of bulk copies that one thread begins and waits for; the data are in the L2."""
-        found, turns = [], (chip.size(8, 1), chip.size(72, 2))
-        for repeat in range(1 + chip.repeats):
-            clocks = []
-            for each in turns:
-                args = (data, out, np.int64(span_bytes), np.int32(size), np.int32(copies), np.int32(each))
-                chip.kernels("bulk_copies")((1,), (32,), args, max(size * copies, 16))
-                clocks.append(float(chip.get(out)[0]))
-            if repeat:
-                found.append((clocks[1] - clocks[0]) / (turns[1] - turns[0]))
-        return found
+
+        def clocks(turns: int) -> float:
+            args = (data, out, np.int64(span_bytes), np.int32(size), np.int32(copies), np.int32(turns))
+            chip.kernels("bulk_copies")((1,), (32,), args, max(size * copies, 16))
+            return float(chip.get(out)[0])
+
+        return chip.per_turn(clocks, (chip.size(8, 1), chip.size(72, 2)))
 
     one, several = turn(16, 1), turn(16, chip.size(64, 2))
     slope = [(long - short) / (chip.size(64, 2) - 1) for short, long in zip(one, several, strict=True)]
@@ -461,28 +454,13 @@ def clusters(chip: Chip) -> Iterator[Found]:
     yield Found("copies.cluster_barrier relaxed", found["cluster_barrier_relaxed"], "the same without")
 
 
-MEASUREMENTS: Mapping[str, Measurement] = {
-    each.__name__: each
-    for each in (
-        *(
-            launches,
-            blocks,
-            dram,
-            l2_rates,
-            latencies_behind_l1,
-            arithmetic,
-            shared_latencies,
-            l1_latencies,
-            lanes,
-            wavefronts,
-            tensor,
-            clock,
-        ),
-        *(mbarriers, clusters, wgmma, bulk),
-    )
-}
-ONLY_HOPPER = "mbarriers", "clusters", "wgmma", "bulk"
+EVERYWHERE = (
+    *(launches, blocks, dram, l2_rates, latencies_behind_l1, arithmetic),
+    *(shared_latencies, l1_latencies, lanes, wavefronts, tensor, clock),
+)
+ON_HOPPER = mbarriers, clusters, wgmma, bulk
+MEASUREMENTS: Mapping[str, Measurement] = {each.__name__: each for each in (*EVERYWHERE, *ON_HOPPER)}
 
 
 def names(device: Device) -> list[str]:
-    return [name for name in MEASUREMENTS if name not in ONLY_HOPPER or device.compute_capability == HOPPER]
+    return [name for name, each in MEASUREMENTS.items() if each not in ON_HOPPER or device.compute_capability == HOPPER]

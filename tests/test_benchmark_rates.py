@@ -38,7 +38,7 @@ def test_constants_are_computed_from_clocks() -> None:
     blocks = np.array([[0, 100, 200], [1, 100, 210], [0, 900, 950], [1, 910, 980], [0, 1700, 1800]])
     assert measurements.gaps(blocks) == [700, 750, 700]
     assert measurements.less([10.0, 12.0], [4.0], [1.0, 2.0, 3.0]) == [4, 6]
-    assert np.isnan(measurements.ratio(1, 0)) and measurements.ratio(8, 2) == 4
+    assert np.isnan(measurements.a_clock(1, [0])).all() and measurements.a_clock(8, [2, 4]) == [4, 2]
 
 
 def test_the_table_is_found_by_cuda_s_name_of_a_device() -> None:

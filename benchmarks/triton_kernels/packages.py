@@ -27,6 +27,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+from tutorial import place_of
+
 from cupyflash.basics import Report
 from cupyflash.sim.triton import simulated_triton
 
@@ -266,12 +268,6 @@ def run(package: str, device: str, only: str | None) -> dict[str, Report]:
             }
             print(package, name, device, json.dumps(figures[name]), flush=True)
     return figures
-
-
-def place_of(finding: Any) -> str:
-    """A finding's severity, kind and first place."""
-    file, line = finding.places[0]
-    return f"{finding.severity}: {finding.kind} at {Path(file).name}:{line}"
 
 
 def counted(findings: dict[str, int]) -> str:
