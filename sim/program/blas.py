@@ -136,6 +136,18 @@ class Matrices:
             raise CudaError(ErrorCode.INVALID_VALUE, f"{self.rows} x {self.cols} with a leading dimension of {self.ld}")
 
 
+def of_handle(name: str, bits: int) -> tuple[Callable[[BlasCalls, int, int], None], Callable[[BlasCalls, int, int], None]]:
+    """Returns two functions of cuBLAS: one sets an attribute of a handle, a word of so many bits, one writes it to an address."""
+
+    def sets(self: BlasCalls, handle: int, word: int) -> None:
+        setattr(self.find(handle, BlasHandle), name, word & ((1 << bits) - 1))
+
+    def gets(self: BlasCalls, handle: int, out: int) -> None:
+        self.channel.write(out, getattr(self.find(handle, BlasHandle), name).to_bytes(bits // 8, "little"))
+
+    return sets, gets
+
+
 class BlasCalls(CopyCalls):
     """The functions of cuBLAS and cublasLt that multiply matrices, and those around them."""
 
@@ -148,23 +160,9 @@ class BlasCalls(CopyCalls):
 
     cublasDestroy_v2 = cublasLtDestroy = destroys(BlasHandle)
 
-    def cublasSetStream_v2(self, handle: int, stream: int) -> None:
-        self.find(handle, BlasHandle).stream = stream
-
-    def cublasGetStream_v2(self, handle: int, out: int) -> None:
-        self.channel.write_word(out, self.find(handle, BlasHandle).stream)
-
-    def cublasSetPointerMode_v2(self, handle: int, mode: int) -> None:
-        self.find(handle, BlasHandle).pointer_mode = signed(mode)
-
-    def cublasGetPointerMode_v2(self, handle: int, out: int) -> None:
-        self.channel.write_int(out, self.find(handle, BlasHandle).pointer_mode)
-
-    def cublasSetMathMode(self, handle: int, mode: int) -> None:
-        self.find(handle, BlasHandle).math_mode = signed(mode)
-
-    def cublasGetMathMode(self, handle: int, out: int) -> None:
-        self.channel.write_int(out, self.find(handle, BlasHandle).math_mode)
+    cublasSetStream_v2, cublasGetStream_v2 = of_handle("stream", 64)
+    cublasSetPointerMode_v2, cublasGetPointerMode_v2 = of_handle("pointer_mode", 32)
+    cublasSetMathMode, cublasGetMathMode = of_handle("math_mode", 32)
 
     def cublasSetWorkspace_v2(self, handle: int) -> None:
         self.find(handle, BlasHandle)

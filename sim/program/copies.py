@@ -40,18 +40,19 @@ class Side:
         return self.address + (z * self.rows + y) * self.pitch + x
 
 
-def copies(of: Callable[..., Copy], stream: int) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Returns two functions of the runtime: one copies at once, one in the stream that its word number `stream` names.
+def copies(of: Callable[..., Copy], stream: int, kind: int = MEMCPY) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Returns two functions of the runtime: one copies or fills in the default stream, one in the stream that its word number
+    `stream` names.
 
-    `of` returns the copy that their first words describe.
+    `of` returns the copy or fill that their first words describe.
     """
     count = of.__code__.co_argcount - 1
 
     def now(self: CopyCalls, *words: int) -> None:
-        self.now(of(self, *words[:count]))
+        self.now(of(self, *words[:count]), kind)
 
     def later(self: CopyCalls, *words: int) -> None:
-        self.later(words[stream], of(self, *words[:count]))
+        self.later(words[stream], of(self, *words[:count]), kind)
 
     return now, later
 
@@ -150,10 +151,11 @@ class CopyCalls(StreamCalls):
 
     # -- copies -----------------------------------------------------------------------------------------------------------
 
-    def now(self, copy: Copy) -> None:
-        """Copies in the default stream; the host waits for it."""
-        self.later(0, copy)
-        self.stream(0).stream.synchronize()
+    def now(self, copy: Copy, kind: int = MEMCPY) -> None:
+        """Copies or fills in the default stream; the host waits for a copy."""
+        self.later(0, copy, kind)
+        if kind == MEMCPY:
+            self.stream(0).stream.synchronize()
 
     def later(self, stream: int, copy: Copy, kind: int = MEMCPY) -> None:
         self.check_sticky()
@@ -213,30 +215,23 @@ class CopyCalls(StreamCalls):
 
     # -- fills ------------------------------------------------------------------------------------------------------------
 
-    def fill(self, address: int, value: int, size: int) -> None:
-        if self.memory.owns(address):
-            self.memory.fill(address, value, size)
-        else:
-            self.channel.write(address, bytes([value & 0xFF]) * size)
+    def fill(self, address: int, value: int, size: int) -> Copy:
+        return self.fill_rows(address, 0, value, size, 1)
 
     def fill_rows(self, address: int, pitch: int, value: int, width: int, height: int) -> Copy:
+        """Returns a fill of `height` rows of `width` bytes."""
+
         def fill() -> None:
-            for row in range(height):
-                self.fill(address + row * pitch, value, width)
+            for start in (address + row * pitch for row in range(height)):
+                if self.memory.owns(start):
+                    self.memory.fill(start, value, width)
+                else:
+                    self.channel.write(start, bytes([value & 0xFF]) * width)
 
         return fill
 
-    def cudaMemset(self, address: int, value: int, size: int) -> None:
-        self.later(0, lambda: self.fill(address, value, size), MEMSET)
-
-    def cudaMemsetAsync(self, address: int, value: int, size: int, stream: int) -> None:
-        self.later(stream, lambda: self.fill(address, value, size), MEMSET)
-
-    def cudaMemset2D(self, address: int, pitch: int, value: int, width: int, height: int) -> None:
-        self.later(0, self.fill_rows(address, pitch, value, width, height), MEMSET)
-
-    def cudaMemset2DAsync(self, address: int, pitch: int, value: int, width: int, height: int, stream: int) -> None:
-        self.later(stream, self.fill_rows(address, pitch, value, width, height), MEMSET)
+    cudaMemset, cudaMemsetAsync = copies(fill, 3, MEMSET)
+    cudaMemset2D, cudaMemset2DAsync = copies(fill_rows, 5, MEMSET)
 
     def work_of_copy(self, target: int, source: int, size: int) -> Callable[[ptx.Stream], None]:
         """Returns a copy as the work of a graph's node."""

@@ -37,36 +37,41 @@ class ErrorCode(IntEnum):
     UNKNOWN = 999
 
 
-SPECIAL = {
-    "SUCCESS": ("cudaSuccess", "no error"),
-    "MEMORY_ALLOCATION": ("cudaErrorMemoryAllocation", "out of memory"),
-    "INVALID_VALUE": ("cudaErrorInvalidValue", "invalid argument"),
-    "INVALID_CONFIGURATION": ("cudaErrorInvalidConfiguration", "invalid configuration argument"),
-    "INVALID_SYMBOL": ("cudaErrorInvalidSymbol", "invalid device symbol"),
-    "INVALID_DEVICE": ("cudaErrorInvalidDevice", "invalid device ordinal"),
-    "INVALID_FILTER_SETTING": ("cudaErrorInvalidFilterSetting", "linear filtering not supported for non-float type"),
-    "INVALID_NORM_SETTING": ("cudaErrorInvalidNormSetting", "read as normalized float not supported for 32-bit non float type"),
-    "NO_DEVICE": ("cudaErrorNoDevice", "no CUDA-capable device is detected"),
-    "ILLEGAL_ADDRESS": ("cudaErrorIllegalAddress", "an illegal memory access was encountered"),
-    "ASSERT": ("cudaErrorAssert", "device-side assert triggered"),
-    "LAUNCH_FAILURE": ("cudaErrorLaunchFailure", "unspecified launch failure"),
-    "LAUNCH_TIMEOUT": ("cudaErrorLaunchTimeout", "the launch timed out and was terminated"),
-    "LAUNCH_OUT_OF_RESOURCES": ("cudaErrorLaunchOutOfResources", "too many resources requested for launch"),
-    "NOT_SUPPORTED": ("cudaErrorNotSupported", "operation not supported"),
-    "INVALID_KERNEL_IMAGE": ("cudaErrorInvalidKernelImage", "device kernel image is invalid"),
+TEXTS = {
+    ErrorCode.SUCCESS: "no error",
+    ErrorCode.MEMORY_ALLOCATION: "out of memory",
+    ErrorCode.INVALID_VALUE: "invalid argument",
+    ErrorCode.INVALID_CONFIGURATION: "invalid configuration argument",
+    ErrorCode.INVALID_SYMBOL: "invalid device symbol",
+    ErrorCode.INVALID_DEVICE: "invalid device ordinal",
+    ErrorCode.INVALID_FILTER_SETTING: "linear filtering not supported for non-float type",
+    ErrorCode.INVALID_NORM_SETTING: "read as normalized float not supported for 32-bit non float type",
+    ErrorCode.NO_DEVICE: "no CUDA-capable device is detected",
+    ErrorCode.ILLEGAL_ADDRESS: "an illegal memory access was encountered",
+    ErrorCode.ASSERT: "device-side assert triggered",
+    ErrorCode.LAUNCH_FAILURE: "unspecified launch failure",
+    ErrorCode.LAUNCH_TIMEOUT: "the launch timed out and was terminated",
+    ErrorCode.LAUNCH_OUT_OF_RESOURCES: "too many resources requested for launch",
+    ErrorCode.NOT_SUPPORTED: "operation not supported",
+    ErrorCode.INVALID_KERNEL_IMAGE: "device kernel image is invalid",
 }
+"""Texts of errors that are not their names in words."""
 
 
 def name_of(code: int) -> str:
     """Returns an error's name, such as cudaErrorInvalidValue."""
-    known = ErrorCode(code).name if code in ErrorCode._value2member_map_ else "UNKNOWN"
-    return SPECIAL[known][0] if known in SPECIAL else "cudaError" + known.title().replace("_", "")
+    known = known_code(code)
+    return "cudaSuccess" if known == ErrorCode.SUCCESS else "cudaError" + known.name.title().replace("_", "")
 
 
 def text_of(code: int) -> str:
     """Returns an error's text, such as "invalid argument"."""
-    known = ErrorCode(code).name if code in ErrorCode._value2member_map_ else "UNKNOWN"
-    return SPECIAL[known][1] if known in SPECIAL else known.lower().replace("_", " ")
+    known = known_code(code)
+    return TEXTS.get(known) or known.name.lower().replace("_", " ")
+
+
+def known_code(code: int) -> ErrorCode:
+    return ErrorCode(code) if code in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN
 
 
 class CudaError(Exception):
