@@ -13,7 +13,7 @@ from cupyflash.words import plural
 from ..memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
 from ..memory.spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, Addends
 from ..memory.texels import AXES, CUBES, LAYERED, Texels, Texture, TexturePort, padded, some, take, texels_of
-from ..state.lane_sets import WARP, LaneSet
+from ..state.lane_sets import WARP, LaneSet, run_starts
 from ..text.syntax import ELEMENT, SINK, TYPES, Array, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
 from .primitives import narrow, wide
 from .registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, args, items, opcode, pair, pure, taken
@@ -337,7 +337,7 @@ def in_turn(view: Array, index: Array, value: Array, turns: np.ufunc | None) -> 
     """
     order = np.argsort(index, kind="stable")
     ordered = index[order]
-    heads = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    heads = run_starts(ordered)
     old = np.empty(len(index), value.dtype)
     for start, end in zip(heads.tolist(), [*heads[1:].tolist(), len(index)], strict=True):
         place, lanes = ordered[start], order[start:end]

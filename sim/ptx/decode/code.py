@@ -138,8 +138,7 @@ class Code(LiveRegisters):
     @cached_property
     def read_somewhere(self) -> frozenset[str]:
         """Names of the registers that some instruction reads."""
-        read = {a.operand.name for plan in self.plans for a in plan.reads if isinstance(a.operand, Reg)}
-        return frozenset(read | {i.predicate[0].name for i in self.instructions if i.predicate})
+        return frozenset().union(*(plan.read for plan in self.plans))
 
     @cached_property
     def builtins(self) -> frozenset[str]:

@@ -482,10 +482,9 @@ def names(args: Iterable[Arg]) -> list[str]:
     return [a.operand.name for a in args if isinstance(a.operand, Reg) and a.operand != SINK]
 
 
-def touched(plan: Plan) -> list[str]:
+def touched(plan: Plan) -> frozenset[str]:
     """Returns the registers that an instruction names, its predicate among them."""
-    predicate = plan.instruction.predicate
-    return [*names((*plan.reads, *plan.writes)), *([predicate[0].name] if predicate else [])]
+    return plan.read.union(plan.written)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from ..state.findings import (
     source_and_call,
     thread_name,
 )
-from ..state.lane_sets import GROUP, WARP, LaneSet, Wave, by_value
+from ..state.lane_sets import GROUP, WARP, LaneSet, Wave, by_value, run_starts
 from ..state.segments import Pages, Segment
 from ..text.syntax import Array, Imm, PtxInstruction
 from .happens_before import Order
@@ -668,7 +668,6 @@ class TileReads:
 def distinct_pairs(lanes: Array, numbers: Array) -> tuple[Array, Array]:
     """Returns the different pairs of a lane and a reading other than 0 in `numbers` (lanes, columns)."""
     pairs = (lanes.astype(np.int64)[:, None] << 32 | numbers).T.reshape(-1)
-    starts = np.flatnonzero(pairs[1:] != pairs[:-1]) + 1
-    found = np.unique(np.concatenate((pairs[:1], pairs[starts])))
+    found = np.unique(pairs[run_starts(pairs)])
     found = found[found & 0xFFFFFFFF != 0]
     return found >> 32, found & 0xFFFFFFFF

@@ -165,7 +165,7 @@ def bank_turns(lanes: LaneSet, addresses: Array, size: int) -> Array:
         # Several lanes in one column: those that want the same word share a pass.
         units = units - units.min() // columns * columns
         keys = np.sort((row << 32) + units, kind="stable")
-        keys = keys[np.concatenate(([True], keys[1:] != keys[:-1]))]
+        keys = keys[run_starts(keys)]
         place = (keys >> 32) + (keys & (columns - 1))
         passes = np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1)
     return passes
