@@ -101,6 +101,9 @@ def test_each_wait_has_its_reason() -> None:
         "selected": 1,
     }
     assert reasons(*[("IADD3 R0, R2, R5, RZ", one)] * 4)[3] == {"math pipe throttle": 1, "selected": 1}
+    # The four sub-cores of an A6000 share one unit for float64.
+    shared = reasons(("DADD R0, R2, R4", one), warps=2)[0]
+    assert shared == {"math pipe throttle": 32 / rates["lanes.fp64"] - rates["launch.spread"], "selected": 2}
     assert "MIO throttle" in reasons(*[load] * 9)[8] and "LG throttle" in reasons(*[("LDG.E R1, [R2.64]", one)] * 9)[8]
     both = reasons(("BAR.SYNC 0x0", one), ("MOV R0, R1", one), warps=8)
     assert both[1]["barrier"] > 8 * rates["latency.barrier"]

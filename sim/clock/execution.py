@@ -297,16 +297,14 @@ class Blocks:
         """Returns the lanes whose guard is true, and whether that is unknown: then a branch is decided, and all others are made."""
         if not i.guard or i.guard in ALWAYS:
             return group, False
-        name = i.guard.lstrip("!")
-        if self.lanes.lacking([name], group) is not None:
+        if self.lanes.lacking([i.guard.lstrip("!")], group) is not None:
             taken = i.opcode not in CONTROL or self.launch.decide(i)
             if i.opcode == "EXIT" and not taken:  # threads that come here again are in a loop: they exchanged their number by now
                 again = group & self.stayed.get(i.address, self.lanes.no)
                 self.stayed[i.address] = self.stayed.get(i.address, self.lanes.no) | group
                 return again, True
             return group if taken else self.lanes.no, True
-        value = self.lanes.predicate(name)
-        return group & (~value if i.guard[0] == "!" else value), False
+        return group & self.lanes.condition(i.guard), False
 
     def step(self, at: int, active: Array, unknown: bool, warps: tuple[int, ...]) -> IssueEvent:
         """Executes an instruction that is no branch."""
@@ -376,10 +374,9 @@ class Blocks:
 
     def vote(self, i: Instruction, active: Array) -> None:
         """Counts a predicate over the threads of each block at a barrier; the last one to come makes the result that B2R reads."""
-        name = i.operands[-1].lstrip("!")
-        value = self.lanes.predicate(name) ^ i.operands[-1].startswith("!")
-        unsure = self.lanes.lacking([name], active)
-        self.votes = np.where(active, value, self.votes)
+        condition = i.operands[-1]
+        unsure = self.lanes.lacking([condition.lstrip("!")], active)
+        self.votes = np.where(active, self.lanes.condition(condition), self.votes)
         self.unsure = np.where(active, False if unsure is None else unsure, self.unsure)
         of_block = (self.alive & self.votes).reshape(self.count, -1).sum(axis=1)
         whole = of_block == self.alive.reshape(self.count, -1).sum(axis=1) if "AND" in i.modifiers else of_block > 0
@@ -406,12 +403,10 @@ class Blocks:
             return [(at + 1, group)]
         conditions = () if "CONV" in i.modifiers else i.operands[:-1]
         for condition in conditions:
-            name = condition.lstrip("!")
-            if self.lanes.lacking([name], active) is not None:
+            if self.lanes.lacking([condition.lstrip("!")], active) is not None:
                 active = active if self.launch.decide(i) else self.lanes.no
             else:
-                value = self.lanes.predicate(name)
-                active = active & (~value if condition.startswith("!") else value)
+                active = active & self.lanes.condition(condition)
         if "ANY" in i.modifiers:  # the whole warp goes if one of its lanes does
             active = group & np.repeat(active.reshape(-1, WARP).any(axis=1), WARP)
         return [(at + 1, group & ~active), (self.launch.address[i.target], active)]

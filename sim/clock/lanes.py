@@ -43,6 +43,11 @@ class Lanes:
     def predicate(self, name: str) -> Array:
         return self.predicates.get(name, self.no)
 
+    def condition(self, text: str) -> Array:
+        """Returns the lanes of a predicate, negated behind "!"."""
+        value = self.predicate(text.lstrip("!"))
+        return ~value if text.startswith("!") else value
+
     def constant(self, value: int, size: int) -> Array:
         """Returns a number of 4 or 8 bytes in every lane."""
         found = self.constants.get((value, size))

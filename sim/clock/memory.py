@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -250,10 +250,6 @@ class MemoryWork:
     data: tuple[str, ...] = ()
     source: AddressOf | None = None  # of LDGSTS
     condition: str = ""  # of LDGSTS: the lanes that read
-    words: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "words", max(self.size // 4, 1))
 
     @classmethod
     def of(cls, i: Instruction) -> MemoryWork:
@@ -277,6 +273,10 @@ class MemoryWork:
     @property
     def write(self) -> bool:
         return self.instruction.opcode in STORES
+
+    @property
+    def words(self) -> int:
+        return max(self.size // 4, 1)
 
     def run(self, lanes: Lanes, memory: Memory, active: Array, guard_unknown: bool) -> WarpAccess | None:
         """Makes the accesses of the active lanes; data that are unknown stay so. One is not made, as a branch is not taken, if both
@@ -367,7 +367,7 @@ class MemoryWork:
             name = self.condition.lstrip("!")
             if lanes.lacking([name], active) is not None:
                 raise UnknownInstruction(f"{self.instruction}: it is unknown which lanes read")
-            reading = active & (lanes.predicate(name) ^ self.condition.startswith("!"))
+            reading = active & lanes.condition(self.condition)
             nothing = np.zeros(int((active & ~reading).sum()), np.uint32)
             memory.touch("shared", to, active & ~reading, self.size, [nothing] * self.words, write=True)
         source = self.source(lanes, reading)

@@ -317,7 +317,7 @@ class ClockedMultiprocessor:
 
         Returns the times at which the result is there and at which the operands are read.
         """
-        leaves, outside = core.leaves, self.outside
+        leaves = core.leaves
         while leaves and leaves[0] <= now:
             leaves.popleft()
         interval = max(2.0, step.late / self.late) if cost is not IDLE else 2.0
@@ -331,17 +331,22 @@ class ClockedMultiprocessor:
         self.pipe = self.served(max(self.pipe, leave), cost.pipe)
         done = max(now + step.latency, self.pipe + step.latency - self.leave - step.bytes / 4)
         if cost.l2_bytes:
-            self.port = max(self.port, self.pipe) + cost.l2_bytes / outside.port
-            given = self.given(step, cost, self.pipe)
-            self.dram = max(self.dram, self.pipe) + cost.dram_bytes / outside.dram_bytes
-            arrives = max(self.port, given - self.lead, self.dram - self.lead)
-            far = cost.dram_bytes / cost.l2_bytes
-            latency = outside.l2_latency + far * (outside.dram_latency - outside.l2_latency)
+            self.port = max(self.port, self.pipe) + cost.l2_bytes / self.outside.port
+            arrives, latency = self.beyond(step, cost, self.pipe)
             done = max(now + latency, arrives + latency - self.leave)
         if step.writes is not None and not step.act and cost is not IDLE:
             behind = cost.l2_bytes > 0
             done = core.returned[behind] = max(core.returned[behind] + WARP * step.bytes / self.return_bytes, done)
         return done, read
+
+    def beyond(self, step: TraceStep, cost: Cost, begins: float) -> tuple[float, float]:
+        """Takes what has passed the port to the L2 through it and DRAM; returns when its last bytes come, less their latency, and
+        that."""
+        outside, given = self.outside, self.given(step, cost, begins)
+        self.dram = max(self.dram, begins) + cost.dram_bytes / outside.dram_bytes
+        far = cost.dram_bytes / cost.l2_bytes if cost.l2_bytes else 0.0
+        latency = outside.l2_latency + far * (outside.dram_latency - outside.l2_latency)
+        return max(self.port, given - self.lead, self.dram - self.lead), latency
 
     def given(self, step: TraceStep, cost: Cost, begins: float) -> float:
         """Returns the time at which the L2 has given an access's bytes; what it adds waits for no loads, nor they for that."""
@@ -430,21 +435,18 @@ class ClockedMultiprocessor:
 
     def copy(self, warp: ClockedWarp, issue: Issue, step: TraceStep, now: float) -> None:
         """Takes a bulk copy through the engine, the L2 and DRAM; its cost's wavefronts are those of all that comes or goes."""
-        cost, outside = issue.cost or IDLE, self.outside
+        cost = issue.cost or IDLE
         begins = max(self.bulk, now)
         self.bulk = begins + (self.added_apart if step.updates else self.bulk_apart)
         self.port = max(self.port, begins) + cost.pipe * WAVEFRONT / self.bulk_rate
-        given = self.given(step, cost, begins)
-        self.dram = max(self.dram, begins) + cost.dram_bytes / outside.dram_bytes
-        arrives = max(self.port, given - self.lead, self.dram - self.lead)
+        arrives, latency = self.beyond(step, cost, begins)
         if not issue.signals:  # a store: its source is free when it was read
             self.written = self.served(max(self.written, begins + self.leave), cost.pipe)
             warp.copies = max(warp.copies, self.written)
             return
-        far = cost.dram_bytes / cost.l2_bytes if cost.l2_bytes else 0.0
-        latency = outside.l2_latency + far * (outside.dram_latency - outside.l2_latency) + self.bulk_extra
-        self.written = self.served(max(self.written, arrives + latency - cost.pipe), cost.pipe)
-        self.come(warp, issue, max(self.written, arrives + latency) - self.woken)
+        comes = arrives + latency + self.bulk_extra
+        self.written = self.served(max(self.written, comes - cost.pipe), cost.pipe)
+        self.come(warp, issue, max(self.written, comes) - self.woken)
 
 
 WAVEFRONT = 128

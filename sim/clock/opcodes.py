@@ -106,6 +106,11 @@ def double(d: str, o: Operands, value: Read) -> OperandWork:
     return OperandWork((d, neighbour(d)), tuple(o.reads), compute)
 
 
+def with_carries(total: Array, carries: int) -> list[Array]:
+    """Returns a sum's 32 bits, and so many predicates of what goes beyond: that it is more than 0, more than 1."""
+    return [total & WORD, *(total >> HALF > np.uint64(k) for k in range(carries))]
+
+
 @opcode("LDC", "LDCU", "LDC32")
 def load_constant(i: Instruction, o: Operands) -> OperandWork:
     d, text = o.take(), o.take()
@@ -206,8 +211,7 @@ def add(i: Instruction, o: Operands) -> OperandWork:
         total = parts[0](lanes)
         for part in (*parts[1:], *carried):
             total = total + part(lanes)
-        over = total >> HALF
-        return [total & WORD, *(over > np.uint64(k) for k in range(len(carries)))]
+        return with_carries(total, len(carries))
 
     return OperandWork((d, *carries), tuple(o.reads), compute)
 
@@ -265,7 +269,7 @@ def shifted_add(i: Instruction, o: Operands) -> OperandWork:
         total = shifted + b(lanes).astype(np.uint64)
         if carry:
             total = total + carry(lanes).astype(np.uint64)
-        return [total & WORD, *(total >> HALF > np.uint64(k) for k in range(len(carries)))]
+        return with_carries(total, len(carries))
 
     return OperandWork((d, *carries), tuple(o.reads), compute)
 

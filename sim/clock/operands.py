@@ -122,7 +122,7 @@ class Operands:
             raise UnknownInstruction(f"{text} is no predicate")
         if name not in ALWAYS:
             self.reads.append(name)
-        return (lambda lanes: ~lanes.predicate(name)) if text.startswith("!") else (lambda lanes: lanes.predicate(name))
+        return lambda lanes: lanes.condition(text)
 
     def number(self) -> Read:
         """Takes an operand of 32 bits."""

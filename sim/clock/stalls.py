@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from .memory import SPACES
-from .multiprocessor import IDLE, LITE, ClockedMultiprocessor, ClockedWarp, Issue, Outside, SubCore
+from .multiprocessor import IDLE, ClockedMultiprocessor, ClockedWarp, Issue, Outside, SubCore
 from .rates import ChipRates
 from .sass import SCOREBOARDS, Instruction
 from .steps import Act, TraceStep, Unit
@@ -126,7 +126,7 @@ class Watched(ClockedMultiprocessor):
         if board is not None:
             held.append((warp.boards[board], self.board(past.boards[board]), past.boards[board]))
         behind = "wait" if past.at == NOBODY else BEHIND.get(Act(self.steps[past.at].act), "wait")
-        held += [(warp.ready, behind, past.at), (*self.throttled(core, issue, step, now), NOBODY)]
+        held += [(warp.ready, behind, past.at), (*self.throttled(core, warp, step, now), NOBODY)]
         held.append((now, "not selected", NOBODY))
         for until, reason, cause in held:
             if min(until, now) > reached:
@@ -135,20 +135,16 @@ class Watched(ClockedMultiprocessor):
         found.append(Stretch(now, now + 1, "selected", issue.at))
         return found
 
-    def throttled(self, core: SubCore, issue: Issue, step: TraceStep, now: float) -> tuple[float, str]:
+    def throttled(self, core: SubCore, warp: ClockedWarp, step: TraceStep, now: float) -> tuple[float, str]:
         """Returns the time at which an instruction's unit or queue had room again, and the reason for waiting for it."""
-        unit, free = step.unit, core.free
+        unit, issue = step.unit, warp.trace[warp.at]
         if unit == Unit.MEMORY:
             opcode = self.code[issue.at].opcode
             full = issue.cost is not IDLE and len(core.leaves) >= self.room
             return core.leaves[-self.room] if full else 0.0, "LG throttle" if far(opcode) else "MIO throttle"
-        if unit == Unit.FMA:
-            return min(free[Unit.HEAVY], free[LITE]) if self.halves == 2 else free[Unit.HEAVY], "math pipe throttle"
-        if unit == Unit.SPECIAL:
-            return free[unit] - self.special_room * step.clocks, "math pipe throttle"
         if unit == Unit.PRODUCT:  # the queue of products has room now
             return now, "gmma"
-        return (free[unit] if unit != Unit.NONE else 0.0), "math pipe throttle"
+        return (0.0 if unit == Unit.NONE else self.earliest(core, warp, now)), "math pipe throttle"
 
     def board(self, at: int) -> str:
         """Returns the reason for waiting for a scoreboard that an instruction sets."""

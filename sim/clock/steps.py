@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from .bulk import BULK
-from .memory import ATOMICS, SPACES
+from .memory import ATOMICS, SPACES, STORES
 from .rates import ChipRates
 from .sass import NO_SCOREBOARD, Instruction
 
@@ -208,7 +208,7 @@ def _late(i: Instruction, size: int) -> int:
         if "[" in text:
             inner = text[text.rindex("[") :]
             count += (2 if ".64" in inner else 1) if re.search(r"(?<!U)R\d", inner) else 0
-    if i.opcode in ("STG", "STS", "ST", "STL", "RED", "REDG", "ATOM", "ATOMG", "ATOMS", "STSM"):
+    if i.opcode in (*STORES, *ATOMICS):
         count += size // 4
     return count + (i.opcode == "SHFL")
 

@@ -81,6 +81,13 @@ def wave(launch: CodeLaunch, blocks: Sequence[Index], loop: Loop | None, sector:
     tensors: dict[int, int] = {}
     asked, fetched = Counter[int](), Counter[int]()
     visits = 0
+
+    def count(at: int, found: Sequence[int], known: set[int]) -> None:
+        new = set(found) - known
+        known |= new
+        asked[at] += len(found)
+        fetched[at] += len(new)
+
     for event in launch.run(*blocks):
         if loop is not None and event.at == loop.head:
             visits += 1
@@ -91,10 +98,7 @@ def wave(launch: CodeLaunch, blocks: Sequence[Index], loop: Loop | None, sector:
             found = bulk.sectors(LINE).tolist()
             if found:
                 tensors[event.at] = tensor_of(bulk.rows[0])
-            asked[event.at] += len(found)
-            new = [each for each in found if each not in lines]
-            lines.update(new)
-            fetched[event.at] += len(new)
+            count(event.at, found, lines)
         if copies >= COPIES:
             break
         access = event.access
@@ -110,10 +114,7 @@ def wave(launch: CodeLaunch, blocks: Sequence[Index], loop: Loop | None, sector:
                 before = loaded[warp // launch.warps]
                 found = [each for each in found if each not in before]
                 before.update(found)
-            asked[event.at] += len(found)
-            new = [each for each in found if each not in seen]
-            seen.update(new)
-            fetched[event.at] += len(new)
+            count(event.at, found, seen)
     return WaveFetches({at: fetched[at] / max(asked[at], 1) for at in asked}, tensors)
 
 
