@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from cupyflash.basics import Report
+from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
-from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, fa3_tiles, plan, plan_backward
+from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, fa2_tiles, fa3_tiles, plan, plan_backward
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3, explain_fa3_backward
 from cupyflash.sim.cli.models import Timing, show_models
@@ -18,6 +19,7 @@ from cupyflash.sim.cli.show import flat, say, show_balance, show_tiling, taken, 
 from cupyflash.sim.names import NAMES
 
 WAYS = {"fa2": explain_fa2, "fa3": explain_fa3}
+TILES: dict[str, Any] = {"fa2": fa2_tiles, "fa3": fa3_tiles}
 BACKWARD_WAYS = {"fa2": explain_backward, "fa3": explain_fa3_backward}
 
 
@@ -34,8 +36,10 @@ def explain(request: ProblemRequest, everything: bool, with_time: bool, as_json:
         return
     of, device, problem = way(request), request.device, request.problem
     timed = Timing(with_time, None, None).report_of(request)
-    found = of.explanation(schedule, request)
-    rates = {name: found.pop(name) for name in ("fmas_a_clock", "float32_fmas_a_clock")}
+    rates = {
+        "fmas_a_clock": TILES[request.algorithm].fma_rate(problem, device),
+        "float32_fmas_a_clock": Multiprocessor.like(device.compute_capability).fma_lanes,
+    }
     report = {
         "problem": flat(problem),
         "algorithm": schedule.algorithm,
@@ -43,7 +47,7 @@ def explain(request: ProblemRequest, everything: bool, with_time: bool, as_json:
         "device": taken(device, "name", "sm_count", "sram_per_block", "sram_per_sm", "registers_per_sm") | rates,
         "tiling": tiling_report(schedule),
         "fa1_tiling": fa1_tiling(schedule),
-        **found,
+        **of.explanation(schedule, request),
         "balance": l2.balance(schedule),
         "traffic": theory.traffic(schedule).as_dict(),
         "flops": problem.backward_flops if request.backward else problem.flops,
@@ -100,11 +104,9 @@ def which(request: ProblemRequest) -> str:
     """A sentence that names the algorithm of `attention`, on a Hopper with the reason; the paper's formula is of another tile."""
     formula, auto = "the paper's Bc = ceil(M / 4d), Br = min(Bc, d):", request.choice
     call, what = ("attention_backward", "'s backward") if request.backward else ("attention(q, k, v)", "")
-    runs = f"runs {NAMES[auto.algorithm]}{what} ({auto.algorithm})"
     if request.device.compute_capability != fa3_tiles.COMPUTE_CAPABILITY:
-        return f"{call} {runs}, whose tile is not {formula}"
-    other = "" if auto.algorithm == request.algorithm else f" Asked for is {NAMES[request.algorithm]} ({request.algorithm})."
-    return f"By default {call.split('(')[0]} {runs} here: {auto.reason}.{other} The tile is not {formula}"
+        return f"{call} runs {NAMES[auto.algorithm]}{what} ({auto.algorithm}), whose tile is not {formula}"
+    return f"{explain_decode.by_default(request, call.split('(')[0], what)} The tile is not {formula}"
 
 
 def is_wide(problem: Problem) -> bool:

@@ -10,8 +10,7 @@ from dataclasses import replace
 import click
 
 from cupyflash.basics import Report
-from cupyflash.multiprocessor import Multiprocessor
-from cupyflash.schedules import BackwardSchedule, TileSchedule, fa2_backward_tiles, fa2_tiles, plan
+from cupyflash.schedules import BackwardSchedule, TileSchedule, fa2_backward_tiles, plan
 from cupyflash.schedules import fa2_backward_clocks as backward_clocks
 from cupyflash.schedules.base import padded_dim
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
@@ -41,8 +40,6 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
     return {
         "backward": True,
         "deterministic": schedule.deterministic,
-        "fmas_a_clock": fa2_tiles.fma_rate(p, device),
-        "float32_fmas_a_clock": Multiprocessor.like(device.compute_capability).fma_lanes,
         "launches": [{"dk": each.dk, "dv": each.dv} for each in launches(p)],
         "candidates": with_verdicts(tried),
         "query_candidates": with_verdicts([query_row(each, schedule) for each in queries]),

@@ -172,7 +172,7 @@ def show(report: Report, request: ProblemRequest) -> None:
     )
     click.echo()
     if request.cache is None:
-        say(which(request))
+        say(by_default(request, "attention(q, k, v)"))
         click.echo()
     show_rows(rows, best)
     click.echo()
@@ -202,11 +202,11 @@ def show(report: Report, request: ProblemRequest) -> None:
     )
 
 
-def which(request: ProblemRequest) -> str:
-    """The algorithm of an ordinary call, with the reason."""
+def by_default(request: ProblemRequest, call: str, what: str = "") -> str:
+    """The algorithm that a call runs, with the reason; `what` follows its name."""
     auto = request.choice
     other = "" if auto.algorithm == request.algorithm else f" Asked for is {NAMES[request.algorithm]} ({request.algorithm})."
-    return f"By default attention(q, k, v) runs {NAMES[auto.algorithm]} ({auto.algorithm}) here: {auto.reason}.{other}"
+    return f"By default {call} runs {NAMES[auto.algorithm]}{what} ({auto.algorithm}) here: {auto.reason}.{other}"
 
 
 def show_rows(rows: dict[str, int], best: Report) -> None:

@@ -9,7 +9,6 @@ from dataclasses import asdict
 import click
 
 from cupyflash.basics import Report
-from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa2_tiles
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_tiles import Fa2Candidate
@@ -27,8 +26,6 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
     problem, device, chosen = schedule.problem, schedule.device, schedule.candidate
     blocks = None if request.tiling is None else (schedule.block_rows, schedule.block_cols)
     return {
-        "fmas_a_clock": fa2_tiles.fma_rate(problem, device),
-        "float32_fmas_a_clock": Multiprocessor.like(device.compute_capability).fma_lanes,
         "candidates": [row(each, verdict(each, chosen)) for each in fa2_tiles.candidates(problem, device, blocks)],
     }
 

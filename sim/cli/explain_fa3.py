@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from cupyflash.basics import Report
-from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.schedules.fa3 import L2_SHARE, LEAST_ROUNDS, Fa3Schedule
 from cupyflash.schedules.fa3_tiles import Fa3Candidate
@@ -26,8 +25,6 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
     chosen = fa3_tiles.choose(problem, device, blocks)
     tried = fa3_tiles.candidates(problem, device, None if request.tiling is None else blocks)
     return {
-        "fmas_a_clock": fa3_tiles.fma_rate(problem, device),
-        "float32_fmas_a_clock": Multiprocessor.like(device.compute_capability).fma_lanes,
         "candidates": [row(each, chosen) for each in tried],
         "clocks": fa3_tiles.clocks(problem, device, chosen),
         "rooms": dict(chosen.rooms),

@@ -8,7 +8,6 @@ from dataclasses import replace
 import click
 
 from cupyflash.basics import Report
-from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa3_backward, fa3_tiles
 from cupyflash.schedules.fa3_backward import Fa3BackwardSchedule
 from cupyflash.sim.cli.explain_backward import cost, show_costs
@@ -22,14 +21,11 @@ WAYS = {"in any order": False, "deterministic": True}
 def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
     """The blocks' rooms, roles and grid, and both ways to sum dQ, for JSON."""
     assert isinstance(schedule, Fa3BackwardSchedule)
-    problem, device = schedule.problem, schedule.device
     consumer, producer, queries = schedule.tile.registers
     return {
         "backward": True,
         "deterministic": schedule.deterministic,
-        "fmas_a_clock": fa3_tiles.fma_rate(problem, device),
-        "float32_fmas_a_clock": Multiprocessor.like(device.compute_capability).fma_lanes,
-        "rooms": {room.name: room.nbytes for room in fa3_backward.rooms(problem, schedule.tile) if room.nbytes},
+        "rooms": {room.name: room.nbytes for room in fa3_backward.rooms(schedule.problem, schedule.tile) if room.nbytes},
         "roles": {
             "producers": {"threads": fa3_tiles.WARPGROUP, "registers": producer},
             "consumers": {"threads": fa3_backward.CONSUMERS * fa3_tiles.WARPGROUP, "registers": consumer},
