@@ -77,6 +77,7 @@ ALIKE = ((8, 6), (8, 9))
 # Of each kind of chip one: the backward is compiled for these.
 KINDS = ((7, 5), (8, 0), (9, 0), (12, 0))
 HEAD_DIMS = (16, 40, 64, 80, 96, 128, 192, 256)
+HALVES = ("float16", "bfloat16")
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4}
 MASKS = ("causal", "mask", "bias", "padded")
 Variant = tuple[tuple[str, ...], bool]  # which of MASKS, or a window, and whether the copies are as narrow as an element
@@ -176,6 +177,16 @@ def labelled(what: str, schedule: Any, *words: str) -> tuple[str, Schedule]:
     return ", ".join([sizes, *words, str(schedule.tiling.used)]), schedule
 
 
+def planned(problem: Problem, device: Device, **asked: Any) -> Schedule:
+    """The schedule of a problem, of packed sequences if it says so."""
+    return (plan_varlen if problem.options.packed else plan)(problem, device, **asked)
+
+
+def planned_backward(problem: Problem, device: Device, **asked: Any) -> Schedule:
+    """The same of its gradients."""
+    return (plan_varlen_backward if problem.options.packed else plan_backward)(problem, device, **asked)
+
+
 def has(device: Device, dtype: str) -> bool:
     """True if a device has instructions for a dtype."""
     return dtype != "bfloat16" or device.compute_capability >= (8, 0)
@@ -233,8 +244,7 @@ def wide_schedules(device: Device) -> Labelled:
         for variant in (LIGHT, WIDE_VARIANTS[turn % len(WIDE_VARIANTS)]):
             problem = posed(d, wide_dtype(turn, device), variant, value)
             for one, tiling in of_finalists(problem, None, device, turn):
-                schedule = (plan_varlen if problem.options.packed else plan)(one, device, tiling=tiling)
-                yield labelled("fa2", schedule, *variant[0])
+                yield labelled("fa2", planned(one, device, tiling=tiling), *variant[0])
 
 
 def wide_dtype(turn: int, device: Device) -> str:
@@ -247,12 +257,8 @@ def wide_backward_schedules(device: Device) -> Labelled:
     for turn, (d, value) in enumerate(WIDE_HEADS, place):
         variant = WIDE_VARIANTS[turn // 2 % len(WIDE_VARIANTS)] if turn % 2 else LIGHT
         problem, deterministic = posed(d, wide_dtype(turn, device), variant, value), bool((turn + place) // 2 % 2)
-        if problem.options.packed:
-            schedule: Schedule = plan_varlen_backward(problem, device, deterministic=deterministic)
-        else:
-            dbias = problem.options.bias and not deterministic
-            schedule = plan_backward(problem, device, deterministic=deterministic, dbias=dbias)
-        yield labelled("fa2 backward", schedule, *variant[0])
+        dbias = {"dbias": True} if problem.options.bias and not deterministic else {}
+        yield labelled("fa2 backward", planned_backward(problem, device, deterministic=deterministic, **dbias), *variant[0])
 
 
 def float32_bias_schedules(device: Device) -> Labelled:
@@ -278,13 +284,9 @@ def fa3_schedules(device: Device) -> Labelled:
         return
     for turn, d in enumerate(FA3_HEADS):
         for masks in (*FA3_MASKS, *FA3_OWN):
-            given = tuple(name for name in masks if name != "documents")
-            problem = posed(d, ("float16", "bfloat16")[turn % 2], ((*given, *(("sinks",) if turn % 2 else ())), False))
-            problem = problem.asking(mask_function=DOCUMENTS.form if "documents" in masks else None)
+            problem = posed(d, HALVES[turn % 2], ((*masks, *(("sinks",) if turn % 2 else ())), False))
             problem = replace(problem, batch=8 if d == COMMON[0] else 1)  # more row blocks than multiprocessors: with their queue
-            make = plan_varlen if problem.options.packed else plan
-            schedule = make(problem, device, algorithm="fa3", lse=True)
-            yield labelled("fa3", schedule, *masks)
+            yield labelled("fa3", planned(problem, device, algorithm="fa3", lse=True), *masks)
     for (name, score), d in itertools.product(SCORES.items(), COMMON):
         problem = posed(d, "float16", (("causal",), False)).asking(score=score.form)
         yield labelled("fa3", plan(problem, device, "fa3", lse=True), "causal", name)
@@ -323,7 +325,8 @@ def posed(d: int, dtype: str, variant: Variant, value_dim: int | None = None) ->
     masks, narrow = variant
     size = DTYPES[dtype]
     alignment = size if narrow else math.gcd(d * size, (value_dim or d) * size, MAX_ALIGNMENT)
-    constants: Report = {name: WINDOW if name == "window" else True for name in masks}
+    constants: Report = {name: WINDOW if name == "window" else True for name in masks if name != "documents"}
+    constants["mask_function"] = DOCUMENTS.form if "documents" in masks else None
     return Problem(1, 1, 1, 4096, 4096, d, dtype, head_dim_v=value_dim, alignment=alignment, **constants)
 
 
@@ -348,27 +351,20 @@ def fa3_backward_schedules(device: Device) -> Labelled:
         return
     for turn, (d, value) in enumerate(FA3_GRADIENTS):
         for masks in FA3_MASKS:
-            dtype = ("float16", "bfloat16")[turn % 2]
             for deterministic in (False, True):
-                problem = posed(d, dtype, ((*masks, *(("sinks",) if turn % 2 else ())), False), value)
-                make = plan_varlen_backward if problem.options.packed else plan_backward
-                yield labelled("fa3 backward", make(problem, device, algorithm="fa3", deterministic=deterministic), *masks)
+                problem = posed(d, HALVES[turn % 2], ((*masks, *(("sinks",) if turn % 2 else ())), False), value)
+                schedule = planned_backward(problem, device, algorithm="fa3", deterministic=deterministic)
+                yield labelled("fa3 backward", schedule, *masks)
     for (d, value), masks in itertools.product(FA3_GRADIENTS, FA3_OWN_GRADIENTS):
-        given = tuple(name for name in masks if name != "documents")
-        problem = posed(d, "float16", (given, False), value)
-        problem = problem.asking(mask_function=DOCUMENTS.form if "documents" in masks else None)
-        if fa3_backward.refusal(problem, device):
-            continue
-        if problem.options.packed:
-            yield labelled("fa3 backward", plan_varlen_backward(problem, device, algorithm="fa3"), *masks)
-        else:
-            yield labelled("fa3 backward", plan_backward(problem, device, "fa3", dbias="bias" in masks), *masks)
+        problem = posed(d, "float16", (masks, False), value)
+        if not fa3_backward.refusal(problem, device):
+            dbias = {"dbias": True} if "bias" in masks else {}
+            yield labelled("fa3 backward", planned_backward(problem, device, algorithm="fa3", **dbias), *masks)
     for turn, (d, value) in enumerate(FA3_GRADIENTS):
-        problem = posed(d, ("float16", "bfloat16")[turn % 2], (("causal",) if turn % 2 else (), False), value)
+        masks = ("causal",) if turn % 2 else ()
+        problem = posed(d, HALVES[turn % 2], (masks, False), value)
         for design in fa3_backward.designs(problem)[1:FA3_DESIGNS]:
-            yield labelled(
-                "fa3 backward", plan_backward(problem, device, "fa3", design), design.label, *(("causal",) if turn % 2 else ())
-            )
+            yield labelled("fa3 backward", plan_backward(problem, device, "fa3", design), design.label, *masks)
     for (name, score), (d, value) in itertools.product(SCORES.items(), FA3_GRADIENTS[::3]):
         problem = posed(d, "float16", (("causal",), False), value).asking(score=score.form)
         if not fa3_backward.refusal(problem, device):

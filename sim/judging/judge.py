@@ -15,7 +15,7 @@ from cupyflash.sim.ptx.state.segments import never_written
 from .draws import Draw, DrawPlan, make, plans
 from .problem import JudgedProblem, title
 from .reference import Expected, Results, WrongElements, compared, flat, number, scale_of
-from .running import FunctionRun, run, simulated
+from .running import run, simulated
 from .tensors import compiler_has_shared_memory
 from .verdict import Fault, Judgement, Tried
 
@@ -74,6 +74,10 @@ def shown(value: Any) -> str:
     return f"{number(value)}" if isinstance(value, np.generic) else repr(value)
 
 
+def bits_of(outputs: Sequence[tuple[str, Any]]) -> list[bytes]:
+    return [np.asarray(value).tobytes() for _, value in outputs]
+
+
 class Judge:
     """The draws of one problem, with the faults and conditions that they found: one for each kind and place."""
 
@@ -125,7 +129,8 @@ class Judge:
             self._known.add(key)
             self.faults.append(fault)
 
-    def _run(self, k: int, arguments: Values, order: int | None = None) -> FunctionRun:
+    def _run(self, k: int, arguments: Values, order: int | None = None) -> Results | None:
+        """Runs the function; tells its findings, and the exception if it raises one: then there are no results."""
         made = run(self.problem.function, arguments, self.problem.outs, self.problem.positional, order)
         self._launches += len(made.launches)
         for launch in made.launches:
@@ -134,7 +139,11 @@ class Judge:
                     beyond = self._compilers and one.kind == "race" and "of shared memory" in one.message
                     evidence = {"kernel": one.kernel, "line": list(one.places[0]), "severity": one.severity, "order": order}
                     self._tell(k, one.kind, shorten(one), evidence, one.severity == WARNING or beyond, (one.kernel, one.places[0]))
-        return made
+        if made.results is None:
+            kind = type(made.error).__name__
+            text = str(made.error).strip().partition("\n")[0]
+            self._tell(k, "raised", f"{kind} at {made.where or 'a call'}: {text}", {"exception": kind}, key=(kind, made.where))
+        return made.results
 
     def _try(self, k: int, plan: DrawPlan, arguments: Values) -> None:
         problem = self.problem
@@ -146,42 +155,32 @@ class Judge:
         count = len(wanted)
         expected = problem.reference.expected(arguments, native, lambda one: [v for _, v in problem.outputs(one)], rng)
         first = self._run(k, arguments)
-        if first.results is None:
-            self._raised(k, first)
+        if first is None:
             return
-        outputs = problem.outputs(first.results, count)
+        outputs = problem.outputs(first, count)
         right = self._compare(k, outputs, expected, "wrong values")
-        self._unchanged(k, arguments, first.results, native)
-        bits = [np.asarray(value).tobytes() for _, value in outputs]
+        self._unchanged(k, arguments, first, native)
+        bits = bits_of(outputs)
         if self._last is not None:
             results, old = self._last
-            if [np.asarray(value).tobytes() for _, value in problem.outputs(results, count)] != old:
+            if bits_of(problem.outputs(results, count)) != old:
                 self._tell(k, "overwritten", "this call changed the arrays that an earlier call had returned", {}, key="")
-        self._last = first.results, bits
+        self._last = first, bits
         if not plan.orders:
             return
         again = self._run(k, arguments)
-        if again.results is None:
-            self._raised(k, again)
+        if again is None:
             return
-        if [np.asarray(value).tobytes() for _, value in problem.outputs(again.results, count)] != bits:
+        if bits_of(problem.outputs(again, count)) != bits:
             self._tell(k, "state", "a second call with equal inputs gives other bits: something is kept between calls", {})
         for order in plan.orders if right else ():
             other = self._run(k, arguments, order)
-            if other.results is None:
-                self._raised(k, other)
+            if other is None:
                 continue
-            outputs = problem.outputs(other.results, count)
-            if not self._compare(k, outputs, expected, "order"):
-                continue
-            if [np.asarray(value).tobytes() for _, value in outputs] != bits:
+            outputs = problem.outputs(other, count)
+            if self._compare(k, outputs, expected, "order") and bits_of(outputs) != bits:
                 text = "warps in another order give other bits, within the bound (as sums by atomics do)"
                 self._tell(k, "bits", text, {"order": order}, condition=True, key="")
-
-    def _raised(self, k: int, made: FunctionRun) -> None:
-        kind = type(made.error).__name__
-        text = str(made.error).strip().partition("\n")[0]
-        self._tell(k, "raised", f"{kind} at {made.where or 'a call'}: {text}", {"exception": kind}, key=(kind, made.where))
 
     def _compare(self, k: int, outputs: Sequence[tuple[str, Any]], expected: Sequence[Expected], kind: str) -> bool:
         """Compares outputs with the expected ones; tells what is wrong, and returns True if nothing is."""
