@@ -152,7 +152,9 @@ def check_operand(name: str, array: Any, q: AnyArray) -> None:
     if array_dtype(name, array) != array_dtype("q", q):
         raise TypeError(f"{name} must have q's dtype {q.dtype}, got {array.dtype}")
     if not last_axis_contiguous(array):
-        raise ValueError(f"{name} must be contiguous along its last axis, got strides {array.strides} bytes for {array.dtype}")
+        hint = "" if name == "out" else f": pass {name}.copy()"
+        message = f"{name} must be contiguous along its last axis, got strides {array.strides} bytes for {array.dtype}{hint}"
+        raise ValueError(message)
     check_strides(name, array)
 
 

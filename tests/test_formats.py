@@ -247,6 +247,18 @@ def test_findings_of_one_cause_are_one() -> None:
     assert str(merged[0]).startswith("k.cu:3: race: write at 0x10 of 'allocation 0'; 1 more of this cause [k, ")
 
 
+def test_a_mend_stands_in_the_innermost_function_that_has_both_lines() -> None:
+    pytest.importorskip("cupy")
+    code = """__device__ float get(const float* x, int a) { return x[a % 128]; }
+    __device__ void both(float* x, float* y, int t) {
+        x[t] = 1;
+        y[t] = get(x, t + 32);
+    }
+    extern "C" __global__ void k(float* x, float* y) { both(x, y, threadIdx.x); }"""
+    (racing,) = Module.from_source(code).launch("k", 1, 128, [np.ones(128, np.float32), np.zeros(128, np.float32)]).findings
+    assert racing.mend == "__syncthreads() between line 3 and line 4"
+
+
 def test_a_finding_in_inlined_code_is_shown_at_the_project_s_own_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     calls = (("/lib/block.h", 7), (str(tmp_path / "k.cu"), 3))

@@ -98,3 +98,4 @@ def test_a_toolkit_and_its_compiler_are_offered(tmp_path: Path) -> None:
     assert advice(log.format("my.h"), nvcc=True) == "my.h: -I says in which folder it is"
     assert advice('a.h(3): error: namespace "std" has no member "map"', nvcc=True) == OFFER
     assert not advice("a.cu(1): error: expected a ;", nvcc=True)
+    assert "`cupyflash run`" in advice("a.cu(3): error: ... host functions are not allowed in JIT mode. Consider ...")

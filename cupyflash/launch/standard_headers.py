@@ -114,6 +114,8 @@ def advice(log: str, folders: Iterable[str] = (), nvcc: bool = False) -> str:
     folders: a toolkit's, which may have a header that was not found. nvcc: there is one on the PATH.
     """
     found = re.search(r'cannot open source file "([^"]+)"|fatal error: (\S+): No such file', log)
+    if "host functions are not allowed in JIT mode" in log:
+        return "; ".join([f"main or another function without __device__: {HOST}", *[OFFER] * nvcc])
     if found is None:
         return OFFER if nvcc and re.search(r'namespace "std" has no member|not supported when compiling with NVRTC', log) else ""
     header = found[1] or found[2]

@@ -32,7 +32,7 @@ from ..state.findings import (
 )
 from ..state.lane_sets import GROUP, WARP, LaneSet, Wave, by_value, run_starts
 from ..state.segments import Pages, Segment
-from ..text.syntax import Array, Imm, PtxInstruction
+from ..text.syntax import Array, Imm, Line, PtxInstruction
 from .happens_before import Order
 from .moments import BLOCKS, CLUSTERS, CROWD, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, lanes_of, levels_of, raised, stamps_of
 from .shadow import SAME, STORES, Area, Boxes, Shadow, Sharing, Stored, Table, Touch, Who, is_async, windows
@@ -371,9 +371,7 @@ class Detector(Order):
         """Returns the hazard and likely mend of a race. The first side is the later one in the code; `level` has both."""
         later, earlier = sides
         did, had = (ACTS.get(verb, verb) for verb in verbs)
-        a, b = kernel_line(earlier), kernel_line(later)
-        if earlier.source and later.source and earlier.inlined_at == later.inlined_at:
-            a, b = earlier.source, later.source  # of one call of a function
+        a, b = lines_apart(earlier, later)
         at, to = (f"line {line[1]}" if line[0] == later.place[0] else at_line(line) for line in (a, b))
         turns = a != b and self.sharing.turns(earlier, later)
         hazard = f"{had} after {did}, of a loop's next turn" if turns else f"{did} after {had}"
@@ -393,6 +391,17 @@ class Detector(Order):
             return hazard, f"{WARP_ONLY} {where}"
         whole = all(operand == Imm(0) for i in self.sharing.barriers for operand in i.operands[:1])
         return hazard, f"{'__syncthreads()' if whole else 'a barrier of these warps'} {where}"
+
+
+def lines_apart(one: PtxInstruction, other: PtxInstruction) -> tuple[Line, Line]:
+    """Returns the lines of two instructions, or of the calls that they are inlined at, in the innermost function that has both."""
+    if not (one.source and other.source):
+        return kernel_line(one), kernel_line(other)
+    a, b = [one.source, *one.inlined_at], [other.source, *other.inlined_at]
+    while len(a) > 1 and len(b) > 1 and a[-1] == b[-1]:
+        a.pop()
+        b.pop()
+    return a[-1], b[-1]
 
 
 ACTS = {COPY: "read", LANDING: "write"}
