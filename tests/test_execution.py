@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from cupyflash import Device, Problem, TileSchedule, plan
+from cupyflash import Device, Problem, Score, TileSchedule, plan
 from cupyflash.sim import execute, replay, theory
 from cupyflash.sim.execution import Execution, allocate, run
 from cupyflash.sim.numbers.reference import reference
@@ -76,6 +76,19 @@ LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320),
 def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
     problem = Problem(1, 1, 1, n_q, n_k, 64, "float16", causal=causal)
     check_forward(plan(problem, A100.with_sram("20KB"), algorithm, lse=True), v_mean=1.0)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_no_queries_move_no_bytes(algorithm: str) -> None:
+    """Nothing is launched, so key lengths and a head's slope are not read either."""
+    slope = Score("s + slope[h]", slope=np.zeros(2, np.float32)).form
+    for asked in ({"padded": True, "key_lengths": (3,)}, {"score": slope}, {"sinks": True, "mask": True, "bias": True}):
+        problem = Problem(1, 2, 1, 0, 5, 64, "float16", **asked)
+        schedule = knowing_mask(plan(problem, A100, algorithm, lse=True), 1)
+        inputs = drawn(problem, 1)
+        moved = execute(schedule, *inputs.qkv, score=inputs.score, **inputs.beside).traffic
+        assert theory.traffic(schedule) == replay(schedule) == moved
+        assert not any(each.read_bytes + each.write_bytes for each in moved.values())
 
 
 @pytest.mark.wide

@@ -86,6 +86,8 @@ class Fa1Schedule(TileSchedule):
         return tuple(Room(name, nbytes) for name, nbytes in sizes.items())
 
     def walks(self) -> Iterator[Walk]:
+        if not self.row_blocks:
+            return  # nothing is launched
         p, state = self.problem, ("l", "m")
         sums, results = self._accumulator, ("O", *["L"] * self.lse)
         moves = (

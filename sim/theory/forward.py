@@ -60,6 +60,8 @@ def _parts(schedule: TileSchedule) -> Iterator[tuple[int, Traffic]]:
     """Yield (how often it counts, traffic) of the pairs of batch and head, and of what is beside them."""
     form = {"fa1": _fa1, "fa2": _fa2, "fa3": _fa3, "standard": _standard}[schedule.algorithm]
     p, together = schedule.problem, schedule.pack if isinstance(schedule, Fa3Schedule) else 1
+    if schedule.algorithm == "fa1" and not schedule.row_blocks:
+        return  # nothing is launched; in the others, thread blocks are as many as row blocks
     by_tiles = isinstance(schedule, Fa2Schedule) and schedule.by_tiles
     for pairs, keys, kept in _heads(schedule):
         times = pairs // together
