@@ -168,6 +168,38 @@ def test_the_worst_is_what_is_said() -> None:
     assert len(found) == LIMIT and counted(found) == f"1 error and {LIMIT - 1} warnings"
 
 
+STORED = {
+    "part[0] = s;": WARNING,
+    "if (t == 1) part[0] = s;": WARNING,
+    "part[0] = y[t + 64];": ERROR,
+    "part[t ^ 1] = 3;": ERROR,
+    "part[t ^ 1] = __shfl_down_sync(~0u, t, 1);": ERROR,
+    "__syncwarp(); part[0] = s;": "",
+}
+"""What a warp stores where other lanes of it have loaded parts of s, their sum by shuffles."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sum_by_shuffles_is_stored_behind_all_loads(seed: int | None) -> None:
+    """As the last step of a block's sum: what is stored depends on what each lane has loaded; not so in a loop."""
+    body = """__shared__ unsigned part[64];
+part[t] = y[t];
+__syncthreads();
+LOOP if (t < 32) {
+    unsigned s = part[t];
+    for (int i = 16; i; i /= 2) s += __shfl_xor_sync(~0u, s, i);
+    STORE
+}
+__syncthreads();
+y[t] = part[0];"""
+    for store, severity in STORED.items():
+        found = launch(body.replace("STORE", store).replace("LOOP", ""), seed=seed)
+        assert {one.severity for one in found.findings} == ({severity} if severity else set()), (store, found.findings)
+        assert severity != WARNING or "comes from what all lanes read, by shuffles" in found.findings[0].message
+    turns = launch(body.replace("STORE", "part[0] = s;").replace("LOOP", "for (unsigned k = 0; k < n[t % 2] + 2; k++)"), seed=seed)
+    assert ERROR in {one.severity for one in turns.findings}
+
+
 def test_a_partial_barrier_is_a_warning() -> None:
     found = launch("if (t >= 40) return;\n__syncthreads();\ny[t] = 1;").findings
     assert [(f.kind, f.severity) for f in found] == [("partial barrier", WARNING)]

@@ -86,8 +86,6 @@ class Fa1Schedule(TileSchedule):
         return tuple(Room(name, nbytes) for name, nbytes in sizes.items())
 
     def walks(self) -> Iterator[Walk]:
-        if not self.row_blocks:
-            return  # nothing is launched
         p, state = self.problem, ("l", "m")
         sums, results = self._accumulator, ("O", *["L"] * self.lse)
         moves = (
@@ -109,7 +107,8 @@ class Fa1Schedule(TileSchedule):
             *writes(p, LAST, *results),
             *writes(p, VISIT, *state),
         )
-        yield Walk("fa1_forward", self, self.parts, "g", "ji", moves, self._tiles())
+        # Without row blocks nothing is launched
+        yield Walk("fa1_forward", self, self.parts, "g", "ji", moves if self.row_blocks else (), self._tiles())
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem

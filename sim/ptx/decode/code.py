@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
@@ -40,7 +40,7 @@ from ..text.syntax import (
 )
 from . import access, control, elementwise, matrices, transfers
 from .flow import CONSTANT_REGISTERS, LiveRegisters, callees, in_flight, looks, numbers, reachable, spins
-from .provenance import Home, guesses, homes, reached, sharing_of
+from .provenance import Home, guesses, homes, reached, sharing_of, shuffled
 from .registry import FLUSH, KEEP, Arg, Branch, FunctionCall, PhaseWait, Plan, decode, known
 
 WIDTHS = (1, 16, 32, 64)
@@ -203,7 +203,8 @@ class Code(LiveRegisters):
     def sharing(self) -> Sharing:
         barriers = tuple(i for i in self.instructions if i.opcode in ("bar", "barrier") and not {"warp", "arrive"} & set(i.mods))
         loops = tuple((self.instructions[first].line, self.instructions[last].line) for first, last in self.loop_spans)
-        found = replace(sharing_of(self.plans, self.params), barriers=barriers, loops=loops)
+        facts = sharing_of(self.plans, self.params)
+        found = replace(facts, barriers=barriers, loops=loops, shuffled=partial(shuffled, self.plans, loops))
         if not found.atomics:
             return found
         lockstep = {i for i in self.instructions if i.opcode in ("ld", "st") and "volatile" in i.mods} - spins(self)

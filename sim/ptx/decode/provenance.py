@@ -145,6 +145,36 @@ def sharing_of(plans: Sequence[Plan], params: Sequence[Variable]) -> Sharing:
     )
 
 
+def names_all(mask: Operand) -> bool:
+    """True for the constant mask of all lanes of a warp."""
+    return isinstance(mask, Imm) and isinstance(mask.value, int) and mask.value & 0xFFFFFFFF == 0xFFFFFFFF
+
+
+def shuffled(plans: Sequence[Plan], loops: Sequence[tuple[int, int]], load: PtxInstruction, store: PtxInstruction) -> bool:
+    """Returns True if a store's value comes from what all lanes of its warp have loaded, by shuffles of all lanes: no chip can
+    store it before each lane's load. False in a loop, where a lane may load what another one stored in the turn before.
+    """
+    instructions = [plan.instruction for plan in plans]
+    first, last = instructions.index(load), instructions.index(store)
+    if first >= last or any(start <= load.line and store.line <= end for start, end in loops):
+        return False
+    masks = [plan for plan in plans if plan.instruction.opcode == "mov" and names_all(plan.instruction.operands[-1])]
+    others = {name for plan in plans if plan not in masks for name in plan.written}
+    everyone = {name for plan in masks for name in plan.written} - others
+    values = dict.fromkeys(plans[first].written, False)  # True: a shuffle is between
+    for plan in plans[first + 1 : last]:
+        i = plan.instruction
+        given = [values[name] for name in plan.read if name in values]
+        if i.opcode == "shfl" and given:
+            given.append(names_all(i.operands[-1]) or not everyone.isdisjoint(named(i.operands[-1])))
+        for name in plan.written:
+            if given:
+                values[name] = any(given) or values.get(name, False)
+            elif i.predicate is None:
+                values.pop(name, None)
+    return any(values.get(name, False) for name in named(*(a.operand for a in plans[last].reads[1:])))
+
+
 def may_write(i: PtxInstruction) -> bool:
     """True if an instruction may write global memory."""
     return i.opcode in ("st", "atom", "red", "sust", "tensormap") or bool({"bulk_group", "store"} & set(i.mods))

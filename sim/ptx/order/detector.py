@@ -362,7 +362,11 @@ class Detector(Order):
             lanes, those = access.who.lane[where[places]], entries[places]
             level = int(np.maximum(self.relation(lanes, those), levels_of(those)).max())
             hazard, mend = self.remedy((did, had), (at_fault, second), level, segment is None)
-            verdict = Verdict("race", severity, hazard, mend if what == NOT_ORDERED else OTHER_MENDS.get(what, ""))
+            told_of = severity
+            if segment is None and level <= LANES and (did, had) == ("write", "read") and self.sharing.shuffled(second, at_fault):
+                message += "; what is written comes from what all lanes read, by shuffles"
+                told_of = WARNING
+            verdict = Verdict("race", told_of, hazard, mend if what == NOT_ORDERED else OTHER_MENDS.get(what, ""))
             self.findings.record(verdict, message, (at_fault, second), main, key, count=count, address=address, tensor=tensor)
 
     def remedy(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -67,6 +67,10 @@ WIDEST = 16
 """Bytes of the widest granule: an access of more has several."""
 
 
+def never(*_: PtxInstruction) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Sharing:
     """Facts about a kernel that the race detector works from.
@@ -78,6 +82,7 @@ class Sharing:
     than the device, to memory that other blocks may reach. `guesses`: plain loads whose values only a compare-and-swap uses, so
     that atomics do not race with them. `lockstep`: volatile loads and stores, except loads on which a loop waits: between lanes of
     a warp they need an order, too. `barriers`: those of the block; `loops`: the first and last PTX line of each.
+    `shuffled`: True for a load and a store if the stored value comes from the loaded ones of all lanes, by shuffles.
     """
 
     shared_granule: int
@@ -92,6 +97,7 @@ class Sharing:
     lockstep: frozenset[PtxInstruction] = frozenset()
     barriers: tuple[PtxInstruction, ...] = ()
     loops: tuple[tuple[int, int], ...] = ()
+    shuffled: Callable[[PtxInstruction, PtxInstruction], bool] = never
 
     def turns(self, first: PtxInstruction, last: PtxInstruction) -> bool:
         """True if a barrier is between two instructions, the first one first in the code, and a loop has both: nothing orders
