@@ -52,7 +52,7 @@ def argument_values(schedule: TileSchedule, arrays: Mapping[str, AnyArray | None
         "total_q": q.shape[-2],
         "heads": p.heads,
         "sequences": p.batch,
-        "group": p.heads // p.kv_heads if p.kv_heads else 1,
+        "group": p.group,
         "left": left,
         "right": right,
         "rows": math.prod(q.shape[:-1]),

@@ -162,6 +162,11 @@ class Problem:
         return self.batch * self.heads
 
     @property
+    def group(self) -> int:
+        """Query heads that share a key head; 1 if there are none."""
+        return self.heads // self.kv_heads if self.kv_heads else 1
+
+    @property
     def diagonal(self) -> int:
         """The last key column that query row 0 sees under the causal mask; row r sees `diagonal` + r and all before."""
         return self.seqlen_k - self.seqlen_q

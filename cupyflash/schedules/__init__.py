@@ -38,6 +38,8 @@ from cupyflash.schedules.base import (
     TileSchedule,
     Workspace,
     has_dtype,
+    require_device,
+    require_problem,
     require_schedule,
 )
 from cupyflash.schedules.decode import Cache, DecodeSchedule, plan_decode
@@ -259,10 +261,8 @@ def _nearest(
 def _checked_choice(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, backward: bool = False) -> TilingChoice:
     """The tiling in its one form. TypeError or ValueError for a wrong tiling, wrong other arguments, and options that the algorithm
     does not have."""
-    if not isinstance(problem, Problem):
-        raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
-    if not isinstance(device, Device):
-        raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
+    require_problem(problem)
+    require_device(device)
     require_choice("algorithm", algorithm, BACKWARD_ALGORITHMS if backward else ALGORITHMS)
     require_taken(problem.options, f"{algorithm} backward" if backward else algorithm)
     if algorithm != "fa2":
@@ -283,8 +283,7 @@ def _are_blocks(tiling: tuple[Any, ...]) -> bool:
 
 def _packed(problem: Problem, algorithm: str) -> Problem:
     require_choice("algorithm", algorithm, VARLEN_ALGORITHMS)
-    if not isinstance(problem, Problem):
-        raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
+    require_problem(problem)
     return problem.asking(packed=True)
 
 

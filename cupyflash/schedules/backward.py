@@ -63,8 +63,7 @@ class BackwardSchedule(TileSchedule):
     @property
     def group(self) -> int:
         """Query heads that share a key head."""
-        p = self.problem
-        return p.heads // p.kv_heads if p.kv_heads else 1
+        return self.problem.group
 
     @property
     def repeats(self) -> int:

@@ -104,6 +104,18 @@ class Schedule(ABC):
         return sum(math.prod(space.shape) * numpy_dtype(space.dtype).itemsize for space in self.workspaces().values())
 
 
+def require_problem(problem: object) -> None:
+    """TypeError unless an argument is a problem."""
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
+
+
+def require_device(device: object) -> None:
+    """TypeError unless an argument is a device."""
+    if not isinstance(device, Device):
+        raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
+
+
 def require_schedule(schedule: object, kind: type[Any], maker: str, but: tuple[type[Any], ...] = ()) -> None:
     """TypeError unless an argument is a schedule of a kind, which the function `maker` makes, and of none of `but`."""
     if not isinstance(schedule, kind) or isinstance(schedule, but):

@@ -19,7 +19,15 @@ from cupyflash.request.options import require_taken
 from cupyflash.request.problem import Problem, require_usual_head_dim
 from cupyflash.request.score import named
 from cupyflash.schedules import decode_tiles
-from cupyflash.schedules.base import Kernel, TileSchedule, Workspace, attention_params, element_constants
+from cupyflash.schedules.base import (
+    Kernel,
+    TileSchedule,
+    Workspace,
+    attention_params,
+    element_constants,
+    require_device,
+    require_problem,
+)
 from cupyflash.schedules.moves import (
     BEGIN,
     END,
@@ -114,7 +122,7 @@ class DecodeSchedule(TileSchedule):
     @property
     def group(self) -> int:
         """Query heads whose rows share tiles."""
-        return decode_tiles.group(self.problem)
+        return self.problem.group
 
     @property
     def rows(self) -> int:
@@ -341,10 +349,8 @@ def plan_decode(
     `num_splits` (1 to 256) fixes the number of splits; without it, it is the fastest one by a model, a function of problem and
     device alone. TypeError or ValueError for arguments that the kernel does not run, `DoesNotFit` if nothing fits.
     """
-    if not isinstance(problem, Problem):
-        raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
-    if not isinstance(device, Device):
-        raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
+    require_problem(problem)
+    require_device(device)
     if not isinstance(cache, Cache | None):
         raise TypeError(f"cache must be a Cache or None, got {cache!r}")
     require_usual_head_dim(problem, "decoding")

@@ -90,11 +90,6 @@ class DecodeCandidate:
         return sum(nbytes for _, nbytes in self.rooms)
 
 
-def group(problem: Problem) -> int:
-    """Query heads of a key head."""
-    return problem.heads // max(1, problem.kv_heads)
-
-
 def part_width(problem: Problem) -> int:
     """The number of floats in a row of a split's O."""
     return -(-problem.head_dim_v // 4) * 4
@@ -121,7 +116,7 @@ def rooms(problem: Problem, config: DecodeConfig) -> dict[str, int]:
 def row_shapes(problem: Problem) -> tuple[tuple[int, int], ...]:
     """(tiles of 16 rows a warp, warps that divide the rows): first the shape that holds all rows that read a key head, or most of
     them, then those that take less shared memory and read K and V more often."""
-    tiles = -(-problem.seqlen_q * group(problem) // GRANULE)
+    tiles = -(-problem.seqlen_q * problem.group // GRANULE)
     narrow = max(problem.head_dim, problem.head_dim_v) <= MOST_DIM_OF_TWO
     shapes = [(2, 8), *((1, warps) for warps in (8, 4, 2, 1))] if narrow else [(1, warps) for warps in (8, 4, 2, 1)]
     enough = [shape for shape in shapes if math.prod(shape) >= tiles]
@@ -147,7 +142,7 @@ def in_flight(problem: Problem, config: DecodeConfig, blocks: Any) -> Any:
 
 def works(problem: Problem, config: DecodeConfig) -> int:
     """Thread blocks of a split: row tiles of all key heads."""
-    return problem.batch * problem.kv_heads * -(-problem.seqlen_q * group(problem) // config.block_rows)
+    return problem.batch * problem.kv_heads * -(-problem.seqlen_q * problem.group // config.block_rows)
 
 
 def in_registers(problem: Problem, config: DecodeConfig) -> bool:
@@ -173,10 +168,10 @@ def turn(problem: Problem, device: Device, config: DecodeConfig, together: int) 
 
 def keys_read(problem: Problem, config: DecodeConfig) -> tuple[int, int]:
     """Keys that row tiles read, of a cache that is full: the most that one does, and all together."""
-    p, rows = problem, problem.seqlen_q * group(problem)
+    p, rows = problem, problem.seqlen_q * problem.group
     starts = np.arange(0, rows, config.block_rows)
-    first, _ = p.keys_seen(starts // group(p), p.seqlen_k)
-    _, end = p.keys_seen((np.minimum(starts + config.block_rows, rows) - 1) // group(p), p.seqlen_k)
+    first, _ = p.keys_seen(starts // p.group, p.seqlen_k)
+    _, end = p.keys_seen((np.minimum(starts + config.block_rows, rows) - 1) // p.group, p.seqlen_k)
     keys = np.maximum(0, end - first)
     return int(keys.max(initial=0)), p.batch * p.kv_heads * int(keys.sum())
 

@@ -64,13 +64,12 @@ SUB_TILES = (32, 16)
 def tiles(problem: Problem, block_rows: int, block_cols: int) -> dict[str, Room]:
     """The rooms in shared memory, by tensor: dK~ and dV~ are float32 sums, all others elements in padded rows."""
     p, row, value_row = problem, row_bytes(problem), value_row_bytes(problem)
-    query_heads = p.heads // p.kv_heads if p.kv_heads else 1
     sizes = {
         "dK": block_cols * padded_dim(p.head_dim) * FLOAT32,
         "dV": block_cols * padded_dim(p.head_dim_v) * FLOAT32,
         "K": block_cols * row,
         "V": block_cols * value_row,
-        "block_mask": block_mask_bytes(p, query_heads * -(-p.seqlen_q // block_rows), block_cols),
+        "block_mask": block_mask_bytes(p, p.group * -(-p.seqlen_q // block_rows), block_cols),
         "Q": block_rows * row,
         "dO": block_rows * value_row,
         "dS": block_cols * (padded_dim(block_rows) * p.itemsize + ROW_PADDING_BYTES),

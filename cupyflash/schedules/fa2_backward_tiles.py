@@ -80,8 +80,7 @@ def row_lanes(problem: Problem) -> int:
 
 def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
     """Bytes for the block mask's bits of a column block, for each query head of a group, a bit a block in words of 32."""
-    group = problem.heads // max(problem.kv_heads, 1)
-    return kept_bytes(problem, group * words(problem.seqlen_q, block_rows))
+    return kept_bytes(problem, problem.group * words(problem.seqlen_q, block_rows))
 
 
 def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int, beside: int = 1) -> tuple[Room, ...]:

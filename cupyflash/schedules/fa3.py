@@ -136,7 +136,7 @@ class Fa3Schedule(Fa2Schedule):
     def section(self) -> int:
         """Heads (or sets of `pack` heads) of a sequence whose row blocks are taken together: whole groups that share K and V."""
         p = self.problem
-        return fa3_queue.evenly(p.kv_heads, self._sets) * (p.heads // p.kv_heads) // self.pack
+        return fa3_queue.evenly(p.kv_heads, self._sets) * p.group // self.pack
 
     @property
     def keys_together(self) -> int:

@@ -231,7 +231,7 @@ def packed_heads(problem: Problem, block_rows: int) -> int:
     p = problem
     if own_of_scores(p):
         return 1
-    pack = math.gcd(p.heads // max(1, p.kv_heads), WARPGROUP_ROWS if not p.options.transformed else HEADS_OF_A_LANE)
+    pack = math.gcd(p.group, WARPGROUP_ROWS if not p.options.transformed else HEADS_OF_A_LANE)
     apart, together = pack * -(-p.seqlen_q // block_rows), -(-pack * p.seqlen_q // block_rows)
     return pack if together < apart and not p.options.packed and block_rows % pack == 0 else 1
 

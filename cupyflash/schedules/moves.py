@@ -174,7 +174,7 @@ class Walk:
     def group(self) -> int:
         """Query heads of a key head, or sets of `pack`."""
         p = self.schedule.problem
-        return (p.heads // max(1, p.kv_heads) if self.heads is None else self.heads[1]) // self.pack
+        return (p.group if self.heads is None else self.heads[1]) // self.pack
 
     @property
     def blocks(self) -> tuple[int, int]:

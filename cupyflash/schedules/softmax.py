@@ -15,7 +15,7 @@ from cupyflash.device import Device
 from cupyflash.launch.params import POINTER, Field, Params, numbers
 from cupyflash.request.options import require_choice, require_flag
 from cupyflash.request.score import named
-from cupyflash.schedules.base import ELEMENT_TYPE, WARP, Kernel, Schedule, require_dtype
+from cupyflash.schedules.base import ELEMENT_TYPE, WARP, Kernel, Schedule, require_device, require_dtype
 from cupyflash.schedules.moves import FLOAT32, Room, Totals, whole
 
 MAX_GRID = 2**31 - 1
@@ -116,8 +116,7 @@ def plan_softmax(
     for name, size in (("rows", rows), ("cols", cols)):
         if type(size) is not int or size < 0:
             raise ValueError(f"{name} must be an integer of at least 0, got {size!r}")
-    if not isinstance(device, Device):
-        raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
+    require_device(device)
     require_flag("adjacent_rows", adjacent_rows)
     return _plan(rows, cols, dtype_name(dtype), device, algorithm, bool(adjacent_rows))
 

@@ -215,7 +215,7 @@ class PlayedWalk(PlayedLaunch):
         """The values of an expression's names for elements, (moves, elements of each)."""
         p, part = self.schedule.problem, self.works.part[at.work][:, None]
         n_q, n_k = self.lengths[part, 0], self.lengths[part, 1]
-        place = {"b": self.numbers[part], "h": head, "kv_h": head // (p.heads // p.kv_heads), "n_q": n_q, "n_k": n_k}
+        place = {"b": self.numbers[part], "h": head, "kv_h": head // p.group, "n_q": n_q, "n_k": n_k}
         return {**place, "row": row, "q": row + n_k - n_q, "k": k}
 
     def _line(self, move: Move, found: Reading, at: MovedTiles) -> Requests:

@@ -194,7 +194,7 @@ def visible(inputs: Inputs, shape: Shape) -> Array:
 def every_head(inputs: Inputs, array: Array) -> Array:
     """Repeat the heads of K or V to have one for each of q's."""
     p = inputs.problem
-    return array if array.ndim == 2 or p.heads == p.kv_heads else np.repeat(array, p.heads // p.kv_heads, axis=-3)
+    return array if array.ndim == 2 or p.heads == p.kv_heads else np.repeat(array, p.group, axis=-3)
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def products(inputs: Inputs, weights: Array, dS: Array, dO: Array, Q: Array, K: 
     def grouped(gradient: Array) -> Array:
         if gradient.ndim == 2 or p.heads == p.kv_heads:
             return gradient
-        heads = (*gradient.shape[:-3], p.kv_heads, p.heads // p.kv_heads, *gradient.shape[-2:])
+        heads = (*gradient.shape[:-3], p.kv_heads, p.group, *gradient.shape[-2:])
         summed: Array = gradient.reshape(heads).sum(axis=-3)
         return summed
 
