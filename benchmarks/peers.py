@@ -12,6 +12,8 @@ from typing import Any
 from records import told
 
 Call = Callable[[], Any]
+Calls = Iterator[tuple[str, Call]]
+"""Calls, each with its implementation's name."""
 BACKENDS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION")
 # Elements of S up to which PyTorch's own products are timed too, which hold several matrices of that size.
 MATH_SCORES = 1 << 30
@@ -134,12 +136,12 @@ class Torch:
 
         return attention
 
-    def forward(self, causal: bool, scores: int) -> Iterator[tuple[str, Call]]:
+    def forward(self, causal: bool, scores: int) -> Calls:
         """O of the tensors Q, K and V, with S of so many elements."""
         for name, function, tensors in (*self.functions(math=scores <= MATH_SCORES), *self.forward_only()):
             yield name, without_graph(self.torch, partial(function, *tensors, causal))
 
-    def backward(self, causal: bool) -> Iterator[tuple[str, Call]]:
+    def backward(self, causal: bool) -> Calls:
         """dQ, dK and dV of the tensors Q, K, V and dO; the forward is run at the first call, and not again.
 
         Without PyTorch's own products, whose graph holds matrices of N x N.
@@ -184,12 +186,12 @@ class TorchDecoding:
     lengths: Any
     pages: Sequence[Pages]
 
-    def calls(self) -> Iterator[tuple[str, Call]]:
+    def calls(self) -> Calls:
         """O (b, h, 1, d), by name."""
         for name, call in (*self._sdpa(), *self._flash_attn(), *self._flashinfer()):
             yield name, without_graph(self.torch, call)
 
-    def _sdpa(self) -> Iterator[tuple[str, Call]]:
+    def _sdpa(self) -> Calls:
         """Each backend with PyTorch's own grouped heads, and with the heads of a group as queries of one head: the same numbers,
         since the one query sees all keys."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -213,7 +215,7 @@ class TorchDecoding:
                 if rows.shape[2] > 1:
                     yield f"torch {short}, packed", by(backend, True)
 
-    def _flash_attn(self) -> Iterator[tuple[str, Call]]:
+    def _flash_attn(self) -> Calls:
         try:
             from flash_attn import flash_attn_with_kvcache
         except ImportError:
@@ -229,7 +231,7 @@ class TorchDecoding:
             if pages.size % 256 == 0:  # what it takes
                 yield f"flash_attn, pages of {pages.size}", against(pages.k, pages.v, block_table=pages.table)
 
-    def _flashinfer(self) -> Iterator[tuple[str, Call]]:
+    def _flashinfer(self) -> Calls:
         """Planned once, which is not timed."""
         try:
             from flashinfer import BatchDecodeWithPagedKVCacheWrapper

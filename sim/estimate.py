@@ -64,8 +64,11 @@ def seconds(schedule: Planned, *, seeded: bool = False) -> float:
     return total
 
 
-def _kernels(schedule: Planned) -> Iterator[tuple[float, int]]:
-    """(instructions one after another, lanes that run them together) of each kernel."""
+Runs = Iterator[tuple[float, int]]
+"""Of each kernel the instructions one after another, and the lanes that run them together."""
+
+
+def _kernels(schedule: Planned) -> Runs:
     if isinstance(schedule, SoftmaxSchedule):
         return _softmax(schedule)
     if isinstance(schedule, DropoutMaskSchedule):
@@ -86,7 +89,7 @@ def _mask_tiles(tiles: MaskTiles) -> tuple[float, int]:
     return 150 + math.ceil(rows * cols / THREADS) * score, tiles.count * THREADS
 
 
-def _softmax(schedule: SoftmaxSchedule) -> Iterator[tuple[float, int]]:
+def _softmax(schedule: SoftmaxSchedule) -> Runs:
     column = 28 if schedule.dtype == "float32" else 14
     yield 200 + math.ceil(schedule.cols / schedule.lanes) * column, schedule.rows * schedule.lanes
 
@@ -107,7 +110,7 @@ def _most_visits(schedule: TileSchedule) -> int:
     return max((end - begin for begin, end in (span(schedule, keys, block) for block in some)), default=0)
 
 
-def _fa1(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
+def _fa1(schedule: TileSchedule) -> Runs:
     p = schedule.problem
     visits, seen = visits_of(schedule, p.seqlen_k), len(seen_blocks(schedule, p.seqlen_k))
     sub_tiles = seen * math.ceil(visits.keys / max(1, seen) / sub_tile(p, schedule.block_cols))
@@ -115,7 +118,7 @@ def _fa1(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     yield steps, schedule.repeats * schedule.block_rows * 2
 
 
-def _fa2(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
+def _fa2(schedule: TileSchedule) -> Runs:
     assert isinstance(schedule, Fa2Schedule)
     config = schedule.candidate.config
     work, copies = _visit(schedule.problem, config.warp_rows * config.block_cols / 32, config)
@@ -134,7 +137,7 @@ def _visit(p: Problem, scores: float, config: Any) -> tuple[float, float]:
     return products + 9 * scores, config.block_cols * dims * p.itemsize / p.alignment / config.threads
 
 
-def _fa3(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
+def _fa3(schedule: TileSchedule) -> Runs:
     assert isinstance(schedule, Fa3Schedule)
     p = schedule.problem
     every = schedule.sequences() if isinstance(schedule, VarlenSchedule) else {schedule: 1}
@@ -147,7 +150,7 @@ def _fa3(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     yield 13000 * math.ceil(works / max(1, schedule.grid)), schedule.grid * schedule.config.team.threads
 
 
-def _decode(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
+def _decode(schedule: TileSchedule) -> Runs:
     """A split's blocks of keys, and what its key warps join; then the merge."""
     assert isinstance(schedule, DecodeSchedule)
     p, config = schedule.problem, schedule.config
@@ -159,7 +162,7 @@ def _decode(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
         yield 250 + 3 * schedule.splits, p.head_count * p.seqlen_q * 128
 
 
-def _standard(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
+def _standard(schedule: TileSchedule) -> Runs:
     p = schedule.problem
     tile = _sub_tile_steps(schedule) * schedule.block_cols / sub_tile(p, schedule.block_cols)
     rows = schedule.repeats * schedule.row_blocks
@@ -168,7 +171,7 @@ def _standard(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     yield tile * schedule.col_blocks, rows * schedule.block_rows * 2
 
 
-def _backward(schedule: BackwardSchedule) -> Iterator[tuple[float, int]]:
+def _backward(schedule: BackwardSchedule) -> Runs:
     """Five products of a tile, of a warp's 16 keys, and the sums of dQ; the row blocks that see a column block come one by one."""
     p = schedule.problem
     d = padded_dim(p.head_dim) + padded_dim(p.head_dim_v)

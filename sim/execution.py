@@ -127,7 +127,11 @@ def _given(
     return arrays, captured, dict(numbers) | ({} if dropout is None else dropout.numbers)
 
 
-def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
+Arrays = Mapping[str, np.ndarray | None]
+"""Arrays of a call by name, None for one that it has not."""
+
+
+def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Arrays) -> None:
     """Raise TypeError or ValueError unless the arrays are NumPy's and pose the problem `p`."""
     _require_numpy(q=q, k=k, v=v, **beside)
     _require_same(Problem.from_arrays(q, k, v, p.options, **beside), p)
@@ -247,7 +251,7 @@ def _into_gradients(
 
 def run_backward(
     schedule: BackwardSchedule,
-    arrays: Mapping[str, np.ndarray | None],
+    arrays: Arrays,
     *,
     seed: int | None = None,
     watch: Watch | None = None,
@@ -258,7 +262,7 @@ def run_backward(
     return run_kernels(schedule, values, (*schedule.results, *schedule.row_results, *workspaces), seed=seed, watch=watch)
 
 
-def _as_given(schedule: TileSchedule, arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
+def _as_given(schedule: TileSchedule, arrays: Arrays) -> dict[str, Any]:
     """Convert a call's arrays for the kernels: by the kernels' names, arrays without strides contiguous and of one type."""
     names = TENSORS | CACHED if "k_cache" in arrays else TENSORS
     named = {names.get(name, name): array for name, array in arrays.items()}
@@ -328,7 +332,7 @@ def _posed_varlen(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
-    beside: Mapping[str, np.ndarray | None],
+    beside: Arrays,
 ) -> dict[str, np.ndarray]:
     """The sequences' bounds. ValueError if the schedule does not know their lengths, or the arrays pose another problem."""
     _require_numpy(q=q, k=k, v=v, **beside)
@@ -381,7 +385,7 @@ def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
 
 def run(
     schedule: TileSchedule,
-    arrays: Mapping[str, np.ndarray | None],
+    arrays: Arrays,
     *,
     workspaces: Mapping[str, np.ndarray] | None = None,
     seed: int | None = None,

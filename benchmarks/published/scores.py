@@ -72,21 +72,22 @@ class Result:
         return min(max(self.measured, self.predicted), self.lowest) / self.measured
 
 
-Results = Mapping[str, Mapping[str, Result]]
+Results = dict[str, dict[str, Result]]
+"""Results by ladder and step."""
 
 
-def read(path: Path = RESULTS) -> dict[str, dict[str, Result]]:
+def read(path: Path = RESULTS) -> Results:
     """The results by ladder and step."""
     data = json.loads(path.read_text()) if path.exists() else {}
     return {name: {step: Result(**one) for step, one in steps.items()} for name, steps in data.items()}
 
 
-def called(path: Path = CALLS) -> dict[str, dict[str, Result]]:
+def called(path: Path = CALLS) -> Results:
     """FlashAttention's whole calls that benchmarks/calls.py timed, as results of its ladders.
 
     Only at the highest rate, and not over phases and latencies: at the lowest rate all of a call is taken to be as much slower.
     """
-    found: dict[str, dict[str, Result]] = {}
+    found: Results = {}
     steps = {(ladder.name, step.name): (ladder, step) for ladder in ladders() for step in ladder.steps}
     for each in json.loads(path.read_text()):
         call, seconds = each["call"], each["seconds"]
@@ -102,7 +103,7 @@ def called(path: Path = CALLS) -> dict[str, dict[str, Result]]:
     return found
 
 
-def compared() -> dict[str, dict[str, Result]]:
+def compared() -> Results:
     """All results, by ladder."""
     return dict(sorted((read() | called()).items()))
 

@@ -162,6 +162,11 @@ class Problem:
         return self.batch * self.heads
 
     @property
+    def keys_of_each(self) -> tuple[int, ...]:
+        """The keys of each sequence of the batch: the longest's where the host does not know them."""
+        return self.options.key_lengths or (self.seqlen_k,) * self.batch
+
+    @property
     def group(self) -> int:
         """Query heads that share a key head; 1 if there are none."""
         return self.heads // self.kv_heads if self.kv_heads else 1

@@ -171,7 +171,7 @@ class Fa3Schedule(Fa2Schedule):
     def items(self) -> Items:
         """The blocks of rows of a head, of all batches."""
         p, starts = self.problem, np.arange(self.problem.batch) * self.problem.seqlen_k
-        every = p.options.key_lengths or (p.seqlen_k,) * p.batch
+        every = p.keys_of_each
         turns = {keys: Visited.of(self, keys, None).counts for keys in set(every)}
         together = np.repeat(starts // self.keys_together, self.row_blocks)
         return Items(np.concatenate([turns[keys] for keys in every]), together, p.heads // self.pack, self.section, self.alike)

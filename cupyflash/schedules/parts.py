@@ -209,7 +209,7 @@ def batches(schedule: TileSchedule) -> tuple[Part, ...]:
             Axis(batch * p.kv_heads, p.seqlen_k, 0, keys, rooms[1]),
             None if tiles is None else tiles.at(batch),
         )
-        for batch, keys in enumerate(p.options.key_lengths or (p.seqlen_k,) * p.batch)
+        for batch, keys in enumerate(p.keys_of_each)
     )
 
 

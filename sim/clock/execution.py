@@ -30,7 +30,7 @@ from .opcodes import decoded
 from .operands import WARP, OperandWork, UnknownInstruction
 from .sass import Instruction
 from .synchronization import SyncWork
-from .waits import Convergence, Signal, Waits
+from .waits import Convergence, Signal, Waits, Ways
 
 INSTRUCTION_BYTES = 16
 GENERIC, GENERIC_AT = 1 << 36, 0x198
@@ -288,7 +288,7 @@ class Blocks:
         if self.waits.held:
             raise RuntimeError(f"{self.waits.held} threads wait at barriers for ever")
 
-    def released(self) -> list[tuple[int, Array]]:
+    def released(self) -> Ways:
         """Takes the threads that have waited, and may go on."""
         found = self.waits.released(self.alive)
         return found + self.convergence.released(self.alive) if self.convergence is not None else found
@@ -323,7 +323,7 @@ class Blocks:
             return IssueEvent(at, warps, None, work.run(self.lanes, self.waits, active))
         return IssueEvent(at, warps, None, (), work.run(self.lanes, self.memory, self.waits, self.launch.fetch, active))
 
-    def control(self, i: Instruction, at: int, group: Array, active: Array) -> tuple[list[tuple[int, Array]], Signals, Array]:
+    def control(self, i: Instruction, at: int, group: Array, active: Array) -> tuple[Ways, Signals, Array]:
         """Returns the ways on of a group's threads, their signals, and those threads that have issued the instruction."""
         rest = group & ~active
         if i.opcode in ("EXIT", "KILL"):
@@ -342,7 +342,7 @@ class Blocks:
             return [*self.converge(self.convergence, i, at, active), (at + 1, rest)], (), group
         return self.branch(i, at, group, active), (), group
 
-    def converge(self, convergence: Convergence, i: Instruction, at: int, active: Array) -> list[tuple[int, Array]]:
+    def converge(self, convergence: Convergence, i: Instruction, at: int, active: Array) -> Ways:
         if i.opcode == "BSSY":
             convergence.begin(i.operands[0], active)
         elif i.opcode == "BREAK":
@@ -385,7 +385,7 @@ class Blocks:
             self.lanes.write(result, np.repeat(numbers, each), None)
             self.lanes.forget(result, np.repeat((self.alive & self.unsure).reshape(self.count, -1).any(axis=1), each))
 
-    def branch(self, i: Instruction, at: int, group: Array, active: Array) -> list[tuple[int, Array]]:
+    def branch(self, i: Instruction, at: int, group: Array, active: Array) -> Ways:
         rest = group & ~active
         if i.opcode in ("RET", "BRX"):
             name, *offset = i.operands[0].split()  # "R10 0x0": no comma stands between them

@@ -41,6 +41,10 @@ class Cost(NamedTuple):
         return self.l2_bytes * (1 - self.merged)
 
 
+Meets = tuple[tuple[Key, bool, bool], ...]
+"""Meetings: whether a warp counts for it, and waits for it."""
+
+
 class Issue(NamedTuple):
     """An instruction of a trace: its step's number, its access, and True for a branch that was taken."""
 
@@ -48,7 +52,7 @@ class Issue(NamedTuple):
     cost: Cost | None = None
     taken: bool = False
     mark: bool = False  # a turn of the loop begins here
-    signals: tuple[tuple[Key, bool, bool], ...] = ()  # meetings: whether the warp counts for it, and waits for it
+    signals: Meets = ()
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def contents(schedule: TileSchedule, given: Values = NOTHING_GIVEN) -> Report:
     if p.options.block_mask is not None:
         found["block_mask"] = p.options.block_mask.kept
     if p.options.padded:
-        found["key_lengths"] = np.array(p.options.key_lengths or (p.seqlen_k,) * p.batch, np.int32)
+        found["key_lengths"] = np.array(p.keys_of_each, np.int32)
     arrays, numbers = captured_values(draw_score(p, given=given), draw_mask(p, given=given))
     dropped = Dropout(DROPPED, 0, 0).numbers if p.options.dropout else {}
     spaces = {name: np.zeros(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}

@@ -147,5 +147,5 @@ def flops_of(schedule: TileSchedule) -> int:
         plain, new = p.asking(padded=False, key_lengths=None), schedule.cache.appended
         scores = sum(scores_of(replace(plain, seqlen_k=keys + new), keys + new) for keys in schedule.cached)
     else:
-        scores = sum(scores_of(p, keys) for keys in p.options.key_lengths or (p.seqlen_k,) * p.batch)
+        scores = sum(scores_of(p, keys) for keys in p.keys_of_each)
     return 2 * p.heads * scores * each

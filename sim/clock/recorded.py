@@ -18,7 +18,7 @@ import numpy as np
 from .bulk import BULK, Bulk
 from .execution import Index, IssueEvent
 from .memory import SPACES, tensor_of
-from .multiprocessor import IDLE, WAVEFRONT, Cost, Issue
+from .multiprocessor import IDLE, WAVEFRONT, Cost, Issue, Meets
 from .sass import Instruction
 from .steps import PRODUCTS
 from .traces import BRANCHES, Tracer
@@ -35,7 +35,7 @@ class Recording:
 
     at: array[int] = field(default_factory=lambda: array("i"))
     costs: dict[int, Cost] = field(default_factory=dict)
-    signals: dict[int, tuple[tuple[Key, bool, bool], ...]] = field(default_factory=dict)
+    signals: dict[int, Meets] = field(default_factory=dict)
 
     def touches(self, key: Key) -> int | None:
         """Returns the position of the first signal for a meeting."""

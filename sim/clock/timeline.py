@@ -129,13 +129,17 @@ class TimelineLines:
         return [[file.rpartition("/")[2], number, self.text((file, number)), call] for (file, number), call in self.numbers]
 
 
+Spans = list[tuple[float, float, str, int, str]]
+"""Spans of a row of the page: (from, to, kind, line, note)."""
+
+
 class Drawn(NamedTuple):
-    """A row of the page: spans as (from, to, kind, line, note)."""
+    """A row of the page."""
 
     name: str
     group: str
     role: str
-    spans: list[tuple[float, float, str, int, str]]
+    spans: Spans
 
 
 @dataclass(frozen=True)
@@ -237,7 +241,7 @@ class TimelineReport:
                 alike[-1].append(flight)
             else:
                 alike.append([flight])
-        rows: list[list[tuple[float, float, str, int, str]]] = []
+        rows: list[Spans] = []
         others: list[list[Flight]] = []
         counts: defaultdict[int, int] = defaultdict(int)
         for some in sorted(chain(*together.values()), key=lambda some: some[0].begin):
@@ -259,7 +263,7 @@ class TimelineReport:
         found = [Drawn("copies" if not n else f"copies {n + 1}", "copies", "", spans) for n, spans in enumerate(rows)]
         return found + ([Drawn("more copies", "copies", "", self.crowd(others))] if others else [])
 
-    def crowd(self, copies: Sequence[Sequence[Flight]]) -> list[tuple[float, float, str, int, str]]:
+    def crowd(self, copies: Sequence[Sequence[Flight]]) -> Spans:
         """Spans of copies that have no row of their own, in the order of their begins: those that overlap are one."""
         groups: list[tuple[float, float, list[Flight]]] = []
         for some in copies:
@@ -291,7 +295,7 @@ class TimelineReport:
         """The tensor cores at work, by sub-core for mma.sync and by warpgroup for wgmma."""
         found = []
         for name, products in sorted(self.run.tensor.items()):
-            spans: list[tuple[float, float, str, int, str]] = []
+            spans: Spans = []
             for begin, end, kind, at, note in products:
                 what = kind, self.lines.of(at), note
                 if spans and begin - spans[-1][1] < SHORT and spans[-1][2:] == what:
@@ -314,10 +318,10 @@ def shares(row: Drawn) -> list[float]:
     return [round(sums[name], 2) for name, _, _ in KINDS]
 
 
-def joined(spans: Sequence[WarpSpan], lines: TimelineLines, takes: Sequence[float]) -> list[tuple[float, float, str, int, str]]:
+def joined(spans: Sequence[WarpSpan], lines: TimelineLines, takes: Sequence[float]) -> Spans:
     """Spans, joined if they are of one kind and line. Work of less than SHORT clocks joins the work after it: both get the kind and
     line that take their time, or units, longest."""
-    out: list[tuple[float, float, str, int, str]] = []
+    out: Spans = []
     parts: defaultdict[tuple[str, int], float] = defaultdict(float)
     begin = 0.0
 

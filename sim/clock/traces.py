@@ -14,10 +14,9 @@ from .accesses import L1, SharedMemory, sectors_of
 from .execution import CodeLaunch, Index, IssueEvent
 from .lanes import Array
 from .memory import ATOMICS, SPACES, STORES, tensor_of
-from .multiprocessor import IDLE, Cost, Issue
+from .multiprocessor import IDLE, Cost, Issue, Meets
 from .rates import ChipRates
 from .sass import Instruction
-from .waits import Key
 
 BRANCHES = ("BRA", "JMP", "CALL", "RET")
 TURNS_BEFORE, TURNS_BEHIND = 8, 2
@@ -163,7 +162,7 @@ class Tracer:
             costs = self.costs(event) if event.access is not None else {}
             nothing = IDLE if i.opcode in SPACES else None
             plain = Issue(event.at, nothing, mark=mark)
-            met: dict[int, tuple[tuple[Key, bool, bool], ...]] = {}
+            met: dict[int, Meets] = {}
             for signal in event.signals:
                 met[signal.warp] = (*met.get(signal.warp, ()), (signal.key, signal.counts, signal.waits))
             for warp in kept:

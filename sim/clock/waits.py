@@ -39,6 +39,10 @@ class Signal(NamedTuple):
     waits: bool
 
 
+Ways = list[tuple[int, Array]]
+"""Where threads go on, or wait: the number of an instruction, and which threads."""
+
+
 @dataclass
 class Named:
     """A named barrier of a block: threads that arrived, those that wait, with the address at which they go on."""
@@ -46,7 +50,7 @@ class Named:
     arrived: int = 0
     generation: int = 0
     needed: int = 0  # 0: all living threads of the block
-    waiting: list[tuple[int, Array]] = field(default_factory=list)
+    waiting: Ways = field(default_factory=list)
 
 
 @dataclass
@@ -57,7 +61,7 @@ class MBarrier:
     pending: int
     tx: int = 0
     phase: int = 0
-    waiting: list[tuple[int, Array]] = field(default_factory=list)
+    waiting: Ways = field(default_factory=list)
 
 
 class Waits:
@@ -68,7 +72,7 @@ class Waits:
         self.named: dict[tuple[int, int], Named] = {}
         self.mbarriers: dict[tuple[int, int], MBarrier] = {}
         self.clusters: dict[int, Named] = {}
-        self.free: list[tuple[int, Array]] = []
+        self.free: Ways = []
 
     def warps_of(self, lanes: Array) -> list[int]:
         return np.flatnonzero(lanes.reshape(-1, WARP).any(axis=1)).tolist()
@@ -115,7 +119,7 @@ class Waits:
             barrier.waiting.append((to, here))
         return signals
 
-    def released(self, alive: Array) -> list[tuple[int, Array]]:
+    def released(self, alive: Array) -> Ways:
         """Takes the threads that may go on."""
         found, self.free = self.free, []
         for (block, _), barrier in self.named.items():
@@ -172,7 +176,7 @@ class Waits:
         return sum(int(lanes.sum()) for each in all_barriers for _, lanes in each.waiting)
 
 
-def _completed(barrier: Named) -> list[tuple[int, Array]]:
+def _completed(barrier: Named) -> Ways:
     waiting, barrier.waiting = barrier.waiting, []
     barrier.arrived, barrier.generation = 0, barrier.generation + 1
     return waiting
@@ -199,7 +203,7 @@ class Convergence:
         """BSYNC: lanes have come; they go on at `to`."""
         self.met[name, to] = self.met.get((name, to), self.none) | lanes
 
-    def released(self, alive: Array) -> list[tuple[int, Array]]:
+    def released(self, alive: Array) -> Ways:
         """Takes the lanes whose warp has no other that is to come."""
         found = []
         for (name, to), met in list(self.met.items()):
@@ -213,7 +217,7 @@ class Convergence:
                 del self.met[name, to]
         return found
 
-    def all(self) -> list[tuple[int, Array]]:
+    def all(self) -> Ways:
         """Takes all lanes that wait here."""
         found, self.met = [(to, lanes) for (_, to), lanes in self.met.items()], {}
         return found

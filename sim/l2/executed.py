@@ -23,7 +23,7 @@ from cupyflash.sim.l2.cache import L2, LINE, ROTATED, SECTOR, SECTORS, CacheCoun
 from cupyflash.sim.l2.launch import DeviceMemory, LaunchedBlocks, resident
 from cupyflash.sim.ptx import Access
 from cupyflash.sim.ptx.state.lane_sets import AddressPattern, Wave
-from cupyflash.sim.ptx.state.segments import ALIGNMENT, Segment
+from cupyflash.sim.ptx.state.segments import ALIGNMENT, Segment, owner_of
 from cupyflash.sim.ranges import ranges
 
 SECTOR_BITS, SECTORS_BITS = SECTOR.bit_length() - 1, SECTORS.bit_length() - 1
@@ -48,10 +48,7 @@ class Placed:
         for first, end, address in self._placed:
             if first <= low and low + segment.size <= end:
                 return address + low - first - segment.start
-        root = segment.array
-        while isinstance(root.base, np.ndarray):
-            root = root.base
-        first, end = byte_bounds(root)
+        first, end = byte_bounds(owner_of(segment.array))
         address = self.end + (segment.start - (low - first)) % ALIGNMENT
         self._placed.append((first, end, address))
         self.end = -(-(address + end - first) // (ROTATED * LINE)) * ROTATED * LINE

@@ -41,7 +41,7 @@ def one_call(schedule: DecodeSchedule) -> Problem:
     others = {"pages": cache.page_size, "new keys to append": cache.appended, "a tree mask": cache.tree}
     if other := next((name for name, given in others.items() if given), None):
         raise ValueError(f"attention, beside decoding, takes no {other.removeprefix('a ')}: the cache must be one array of keys")
-    lengths = p.options.key_lengths or (p.seqlen_k,) * p.batch
+    lengths = p.keys_of_each
     differ = len(set(lengths)) > 1
     options = replace(p.options, padded=differ, key_lengths=lengths if differ else None)
     call, rows = replace(p, seqlen_k=max(lengths), options=options), np.arange(p.seqlen_q)

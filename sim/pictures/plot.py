@@ -20,16 +20,18 @@ from cupyflash.tiling import TilingChoice
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# (label, algorithm, tiling, style), in the order of the legend. The two tilings often coincide: one is wide and pale, the
+Series = tuple[tuple[str, str, TilingChoice, Report], ...]
+"""Lines as (label, algorithm, tiling, style), in the order of the legend."""
+# The two tilings often coincide: one is wide and pale, the
 # other narrow on top of it. Markers distinguish the lines without colour.
-SERIES: tuple[tuple[str, str, TilingChoice, Report], ...] = (
+SERIES: Series = (
     ("standard attention, each input of a step read once", "standard", "paper", {"color": "#c0392b", "marker": "D"}),
     ("FlashAttention, the paper's tiling", "fa1", "paper", {"color": "#9cc3e6", "marker": "o", "linewidth": 5, "markersize": 8}),
     ("FlashAttention, fitted to the kernel", "fa1", None, {"color": "#0b5394", "marker": "s"}),
     ("FlashAttention-2 (the default), tile of long rows", "fa2", None, {"color": "#38761d", "marker": "^"}),
 )
 # Replaces the last one on a Hopper, for problems that fa3 runs.
-HOPPER: tuple[tuple[str, str, TilingChoice, Report], ...] = (
+HOPPER: Series = (
     ("FlashAttention-2, tile of long rows", "fa2", None, {"color": "#38761d", "marker": "^"}),
     ("FlashAttention-3 (the default of long rows)", "fa3", None, {"color": "#b45f06", "marker": "v"}),
 )
@@ -146,7 +148,7 @@ def draw(problem: Problem, device: Device, over: Axis, values: list[int], *, wit
     return figure
 
 
-def series(problem: Problem, device: Device) -> tuple[tuple[str, str, TilingChoice, Report], ...]:
+def series(problem: Problem, device: Device) -> Series:
     """The lines to draw, fa3's only if it runs."""
     return SERIES if fa3_tiles.refusal(problem, device) else (*SERIES[:-1], *HOPPER)
 

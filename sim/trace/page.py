@@ -74,7 +74,7 @@ def seen(p: Problem, with_mask: bool) -> Array:
     """The keys that the rows of a problem's heads see, (heads of the batch, n_q, n_k)."""
     rows, pattern = np.arange(p.seqlen_q), p.options.pattern
     kept = np.zeros((p.batch, p.heads, p.seqlen_q, p.seqlen_k), bool)
-    for batch, length in enumerate(p.options.key_lengths or (p.seqlen_k,) * p.batch):
+    for batch, length in enumerate(p.keys_of_each):
         kept[batch, :, :, :length] = p.sees(rows, length)
     if with_mask and pattern is not None and pattern.bits is not None:
         kept &= pattern.kept

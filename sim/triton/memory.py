@@ -18,7 +18,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from cupyflash.basics import Array
 from cupyflash.sim.ptx import Allocation
-from cupyflash.sim.ptx.state.segments import WINDOW_BITS
+from cupyflash.sim.ptx.state.segments import WINDOW_BITS, owner_of
 
 WINDOWS = range(256, 1 << 14)
 """Above those of a module's variables, below the heap's."""
@@ -54,9 +54,7 @@ class Addresses:
         return self._of_array(value) if isinstance(value, np.ndarray) else self._of_tensor(value)
 
     def _of_array(self, array: Array) -> int:
-        root: Any = array
-        while isinstance(root.base, np.ndarray):
-            root = root.base
+        root = owner_of(array)
         low, high = byte_bounds(root)
         block = self._blocks.get(("numpy", low, high))
         if block is None:

@@ -41,7 +41,7 @@ from ..text.syntax import (
 from . import access, control, elementwise, matrices, transfers
 from .flow import CONSTANT_REGISTERS, LiveRegisters, callees, in_flight, looks, numbers, reachable, spins
 from .provenance import Home, guesses, homes, reached, sharing_of, shuffled
-from .registry import FLUSH, KEEP, Arg, Branch, FunctionCall, PhaseWait, Plan, decode, known
+from .registry import FLUSH, KEEP, Arg, Branch, FunctionCall, PhaseWait, Plan, Plans, decode, known
 
 WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""
@@ -96,7 +96,7 @@ class Code(LiveRegisters):
     share a row (linear scan over live ranges), so that the files stay small enough for the host's caches.
     """
 
-    def __init__(self, program: PtxProgram, kernel: str, plans: dict[str, list[Plan]]):
+    def __init__(self, program: PtxProgram, kernel: str, plans: Plans):
         super().__init__(program, kernel, plans)
         self.params = program.functions[kernel].params
         self.registers = program.functions[kernel].registers
@@ -433,7 +433,7 @@ def has_local_arrays(function: Function) -> bool:
     return any(v.space == "local" for v in function.variables)
 
 
-def shared_frames(program: PtxProgram, plans: dict[str, list[Plan]]) -> list[tuple[str, Refusal]]:
+def shared_frames(program: PtxProgram, plans: Plans) -> list[tuple[str, Refusal]]:
     """Returns (function, call) within a recursion by functions with local arrays, which all levels would share.
 
     A call through a pointer may go to many functions, and may be none: it is looked at when it is made.
@@ -465,7 +465,7 @@ class Decoded:
     """
 
     program: PtxProgram
-    plans: dict[str, list[Plan]]
+    plans: Plans
     refused: dict[str, list[Refusal]]
 
     def refusals(self, kernel: str) -> list[Refusal]:
@@ -486,7 +486,7 @@ class Decoded:
 
 def decode_all(program: PtxProgram) -> Decoded:
     """Returns plans of all functions. Raises `UnsupportedPTX`, with all refused statements, if no kernel is left to run."""
-    plans: dict[str, list[Plan]] = {}
+    plans: Plans = {}
     refused: dict[str, list[Refusal]] = {}
     for function in program.functions.values():
         plans[function.name] = []

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..order.shadow import is_strong
 from ..text.syntax import SINK, Imm, Mem, Operand, PtxError, PtxInstruction, PtxProgram, Reg, Sym
-from .registry import Arg, Branch, Exit, FunctionCall, Multiply, MultiplyWait, Plan, Return
+from .registry import Arg, Branch, Exit, FunctionCall, Multiply, MultiplyWait, Plan, Plans, Return
 
 MOST_TESTS = 64
 """Most comparisons of a kernel that are followed, those of the largest loops first."""
@@ -30,7 +30,7 @@ def callees(control: FunctionCall) -> tuple[str, ...]:
     return () if control.builtin else (control.function,) if control.function else control.candidates
 
 
-def reachable(kernel: str, plans: dict[str, list[Plan]]) -> tuple[list[str], set[tuple[str, str]]]:
+def reachable(kernel: str, plans: Plans) -> tuple[list[str], set[tuple[str, str]]]:
     """Returns the kernel and the functions it may call, and the (caller, callee) pairs of these that are part of a recursion."""
     order, calls = [kernel], dict[str, set[str]]()
     for name in order:
@@ -50,7 +50,7 @@ class ControlFlow:
     `leaders` are the first instructions of basic blocks: targets of branches, and instructions behind a control instruction.
     """
 
-    def __init__(self, program: PtxProgram, kernel: str, plans: dict[str, list[Plan]]):
+    def __init__(self, program: PtxProgram, kernel: str, plans: Plans):
         self.kernel = kernel
         self.instructions: list[PtxInstruction] = []
         self.plans: list[Plan] = []
@@ -284,7 +284,7 @@ class LiveRegisters(ControlFlow):
     `block_in` and `block_out` are masks of the registers that are alive before and behind each basic block.
     """
 
-    def __init__(self, program: PtxProgram, kernel: str, plans: dict[str, list[Plan]]):
+    def __init__(self, program: PtxProgram, kernel: str, plans: Plans):
         super().__init__(program, kernel, plans)
         self.ids: dict[str, int] = {}
         self.types: list[Reg] = []
@@ -538,19 +538,22 @@ class FlightState:
         return FlightState(tuple(a | b for a, b in zip(self.pending, other.pending, strict=True)), self.touched | other.touched)
 
 
+RegisterMoves = dict[int, tuple[str, str | None]]
+"""The registers (to, from) of instructions that only move one, from None for a constant."""
+
+
 @dataclass
 class InFlight:
     """The results of the analysis.
 
-    `rows`: numbers of the registers that products use, and of all that moves connect with them. `moves`: (to, from) of an
-    instruction that only moves one register, from None for a constant. `watched`: instructions that may access a register in
-    flight. `touching`: those that access a register of `rows`, if some product may come without a fence behind them; else none.
-    `waits`: registers that may be in flight at a wait. `spans`: the instructions between which a register (by number in
-    `LiveRegisters.ids`) keeps its place.
+    `rows`: numbers of the registers that products use, and of all that moves connect with them. `watched`: instructions that may
+    access a register in flight. `touching`: those that access a register of `rows`, if some product may come without a fence behind
+    them; else none. `waits`: registers that may be in flight at a wait. `spans`: the instructions between which a register (by
+    number in `LiveRegisters.ids`) keeps its place.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
-    moves: dict[int, tuple[str, str | None]] = field(default_factory=dict)
+    moves: RegisterMoves = field(default_factory=dict)
     watched: set[int] = field(default_factory=set)
     touching: set[int] = field(default_factory=set)
     waits: dict[int, list[str]] = field(default_factory=dict)
@@ -680,9 +683,9 @@ class FlightAnalysis:
         return suspicious
 
 
-def register_moves(code: LiveRegisters) -> dict[int, tuple[str, str | None]]:
+def register_moves(code: LiveRegisters) -> RegisterMoves:
     """Returns the instructions that move one register, or a constant, to another one."""
-    found: dict[int, tuple[str, str | None]] = {}
+    found: RegisterMoves = {}
     for pc, plan in enumerate(code.plans):
         if plan.instruction.opcode != "mov" or len(plan.writes) != 1 or len(plan.reads) != 1:
             continue

@@ -276,6 +276,10 @@ class Plan:
         return named(*(a.operand for a in self.reads), *(predicate[:1] if predicate else ()))
 
 
+Plans = dict[str, list[Plan]]
+"""The plans of a program's functions, by their names."""
+
+
 def named(*operands: Operand) -> frozenset[str]:
     """Returns the names of the registers in operands."""
     return frozenset(leaf.name for operand in operands for leaf in leaves(operand) if isinstance(leaf, Reg))

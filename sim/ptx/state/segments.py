@@ -64,15 +64,20 @@ class Allocated(Protocol):
         """Returns the end of the message about an access to bytes that are not allocated."""
 
 
+def owner_of(array: Array) -> Array:
+    """Returns the array that owns the memory of a view."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
 class Segment:
     """A named range of global (or constant, or parameter) memory that shows the bytes of a NumPy array."""
 
     def __init__(self, name: str, number: int, array: Array, space: str = "global", start: int | None = None):
         """`start`: its virtual address, if that is not the one of tensor `number`."""
         low, high = byte_bounds(array)
-        root = array
-        while isinstance(root.base, np.ndarray):
-            root = root.base
+        root = owner_of(array)
         origin = byte_bounds(root)[0]
         # Memory that NumPy did not allocate (a mapped file, another library's buffer) keeps its real alignment.
         place = low - origin if root.flags.owndata and origin % 16 == 0 else low
