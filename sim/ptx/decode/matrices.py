@@ -133,18 +133,15 @@ def ldmatrix(i: PtxInstruction) -> Plan:
         words = buffer.view(np.uint32).reshape(warps, count, WARP)
         halves = buffer.view(np.uint16).reshape(warps, count, 8, 8)
         turned = frame.temp("ldmatrix.trans", (count, warps, 8, 8), np.uint16)
-        turned_words = turned.view(np.uint32).reshape(count, warps, WARP)
-        targets = [o.reshape(warps, WARP) for o in out]
+        given = turned.view(np.uint32).reshape(count, warps, WARP) if transposed else words.swapaxes(0, 1)
+        pairs = [(o.reshape(warps, WARP), each) for o, each in zip(out, given, strict=True)]
 
         def run() -> None:
             gather(port.resolve(*rows()), buffer)
             if transposed:
                 np.copyto(turned, halves.transpose(1, 0, 3, 2))
-                for k, register in enumerate(targets):
-                    np.copyto(register, turned_words[k])
-            else:
-                for k, register in enumerate(targets):
-                    np.copyto(register, words[:, k])
+            for register, each in pairs:
+                np.copyto(register, each)
 
         return run
 
