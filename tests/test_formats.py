@@ -310,6 +310,14 @@ extern "C" __global__ void grid(const int*, int* c, int n) {
         c[blockIdx.x + 4] = c[blockIdx.x ^ 1];  // 39
 }
 extern "C" __global__ void writers(const int*, int* c, int n) { if (threadIdx.x == 0) c[0] = blockIdx.x; }  // 41
+extern "C" __global__ void rounds(const int*, int* c, int n) {
+    #pragma unroll 1
+    for (int k = 0; k < n; k++) {
+        atomicAdd(&c[k], 1);  // 45
+        __syncthreads();
+        if (c[k] > 1000) asm volatile("trap;");  // 47
+    }
+}
 """
 
 
@@ -327,6 +335,7 @@ def test_a_race_has_its_hazard_and_its_mend_and_both_lines() -> None:
         "lanes": ((26, 27), "read after write", "__syncwarp() between line 26 and line 27"),
         "count": ((31, 32), "atomic access after write", "__syncthreads() between line 31 and line 32"),
         "grid": ((37, 39), "read after write", "__threadfence() and an atomic flag between line 37 and line 39"),
+        "rounds": ((45, 47), "read after atomic access", "__threadfence() and an atomic flag between line 45 and line 47"),
         "writers": ((41, 41), "write after write", "atomics (atomicAdd), or one block alone writes there"),
     }
     for kernel in module.kernels:

@@ -377,7 +377,7 @@ class Detector(Order):
         did, had = (ACTS.get(verb, verb) for verb in verbs)
         a, b = lines_apart(earlier, later)
         at, to = (f"line {line[1]}" if line[0] == later.place[0] else at_line(line) for line in (a, b))
-        turns = a != b and self.sharing.turns(earlier, later)
+        turns = a != b and level < BLOCKS and self.sharing.turns(earlier, later)  # their barrier orders no other block
         hazard = f"{had} after {did}, of a loop's next turn" if turns else f"{did} after {had}"
         where = f"between {to} and {at} of the next turn" if turns else f"between {at} and {to}"
         if a == b:
