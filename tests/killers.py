@@ -38,6 +38,7 @@ from cupyflash.schedules import (
     TileSchedule,
     VarlenBackwardSchedule,
     VarlenSchedule,
+    fa3_backward,
     plan_backward,
     plan_softmax,
     plan_varlen,
@@ -93,6 +94,7 @@ class Killer:
     softmax: str = ""
     add_state: str = ""
     dropout_mask: str = ""
+    design: str = ""
 
     @property
     def name(self) -> str:
@@ -125,6 +127,9 @@ class Killer:
             lengths = self.sequences
             longest = (max(each[side] for each in lengths) for side in (0, 1))
             problem = replace(problem, **dict(zip(("batch", "seqlen_q", "seqlen_k"), (len(lengths), *longest), strict=True)))
+        if self.design:
+            designs = fa3_backward.designs(problem, request.deterministic)
+            request = replace(request, tiling=next(each for each in designs if each.label == self.design))
         return replace(request, problem=problem)
 
     @property
@@ -178,7 +183,8 @@ class Killer:
         elif self.large:
             self._of_large_scores()
         elif self.packed_mask:
-            kind = test_masks_sequences.check if self.packed_mask == "forward" else test_masks_sequences.check_backward
+            forward = self.packed_mask.startswith("forward")
+            kind = test_masks_sequences.check if forward else test_masks_sequences.check_backward
             self._spent(kind(schedule).counters)
         elif self.add_state:
             self._add_state()
@@ -252,10 +258,12 @@ class Killer:
         self._spent(found.counters)
 
     def _with_mask(self) -> VarlenSchedule | VarlenBackwardSchedule:
-        lengths = test_masks_sequences.UNEVEN
-        if self.packed_mask == "forward":
-            return test_masks_sequences.planned(plan_varlen, lengths, lse=True)
-        return test_masks_sequences.planned(plan_varlen_backward, lengths, deterministic=self.packed_mask == "deterministic")
+        (which, *other), lengths = self.packed_mask.split(), test_masks_sequences.UNEVEN
+        algorithm = other[0] if other else "fa2"
+        if which == "forward":
+            return test_masks_sequences.planned(plan_varlen, lengths, algorithm=algorithm, lse=True)
+        deterministic = which == "deterministic"
+        return test_masks_sequences.planned(plan_varlen_backward, lengths, algorithm=algorithm, deterministic=deterministic)
 
     def _softmax(self) -> None:
         algorithm, lengths, dtype, *down = self.softmax.split()

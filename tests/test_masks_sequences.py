@@ -36,7 +36,7 @@ from mutants import Mutant, check_mutant
 from recorded_cupy import Recorded
 from suites import sweep, wide
 
-A100 = Device.named("A100-40GB")
+A100, H100 = (Device.named(name) for name in ("A100-40GB", "H100-SXM"))
 B, H, HKV, N, D, TILES = len(UNEVEN), 4, 2, 130, 24, (32, 16)
 RNG = np.random.default_rng(26)
 # Of each head another condition; what is captured is indexed by sequence, row and key.
@@ -54,10 +54,12 @@ def problem_of(mask: Mask, **asked: Any) -> Problem:
     return Problem(B, H, HKV, N, N, D, "float16", mask_function=mask.form, **asked)
 
 
-def planned(kind: Any, seqlens: Seqlens, mask: Mask = MASK, **how: Any) -> Any:
-    """The schedule of `plan_varlen`, or its backward, that knows what the mask says."""
+def planned(kind: Any, seqlens: Seqlens, mask: Mask = MASK, algorithm: str = "fa2", **how: Any) -> Any:
+    """The schedule of `plan_varlen`, or its backward, that knows what the mask says: of small tiles, or of `fa3`'s own."""
     problem = problem_of(mask)
-    return kind(problem, A100, seqlens, TILES, patterns=patterns_of(problem, seqlens, mask.arrays | mask.numbers), **how)
+    device, tiling = (A100, TILES) if algorithm == "fa2" else (H100, None)
+    patterns = patterns_of(problem, seqlens, mask.arrays | mask.numbers)
+    return kind(problem, device, seqlens, tiling, patterns=patterns, algorithm=algorithm, **how)
 
 
 def each_of(
@@ -132,10 +134,7 @@ def test_gradients() -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_gradients_on_a_hopper(deterministic: bool) -> None:
-    problem, hopper = problem_of(MASK), Device.named("H100-SXM")
-    patterns = patterns_of(problem, UNEVEN, MASK.arrays | MASK.numbers)
-    how: Any = {"algorithm": "fa3", "deterministic": deterministic}
-    check_backward(plan_varlen_backward(problem, hopper, UNEVEN, patterns=patterns, **how))
+    check_backward(planned(plan_varlen_backward, UNEVEN, algorithm="fa3", deterministic=deterministic))
 
 
 @pytest.mark.wide
