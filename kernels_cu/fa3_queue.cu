@@ -1,6 +1,7 @@
 // The queue that FlashAttention-3's thread blocks take their row blocks from, before they start: the longest first, so that all end
 // together, but those of `alike` turns and more are one class, in which sequences whose K and V are in L2 together come one behind the
-// other, and of those the heads by sections. What all thread blocks have taken is counted from 0.
+// other, and of those the heads by sections. Sequences from `last_key` on are all together, and of their heads those from `last_head` on
+// are one section, the last. What all thread blocks have taken is counted from 0.
 //
 // A thread has one block of rows of all heads, and counts how many come before it.
 //
@@ -11,10 +12,11 @@
 
 constexpr int THREADS = 128;
 
-// A block of rows of a head: its class, of which the lower come first, and its K/V blocks, -1 of a block that its sequence has not
+// A block of rows of a head: its class, of which the lower come first; its K/V blocks, -1 of a block that its sequence has not; and the head
+// from which on all are one section
 struct Item {
   long long level;
-  int turns;
+  int turns, last_head;
 };
 
 // A thread looks for the sequence of a block by itself.
@@ -40,7 +42,8 @@ __device__ __forceinline__ Item item_of(const Params& p, int item) {
   }
   const int turns = place.exists ? work_at(p, place, keys_of(p, place)).turns() : -1;
   const long long length = min(turns, p.alike);
-  return {-length << 32 | place.first_key / p.keys_together, turns};
+  const bool last = place.first_key >= p.last_key;
+  return {-length << 32 | min(static_cast<long long>(place.first_key), p.last_key) / p.keys_together, turns, last ? p.last_head : p.heads / PACK};
 }
 
 // What fa3_forward calls this block of rows of a head
@@ -72,7 +75,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) fa3_queue(const __grid_con
   if (own == 0) *p.taken = 0;
   if (own >= items) return;
   for (int head = 0; head < heads; head++) {
-    const int begin = head / p.section * p.section, together = min(p.section, heads - begin);
+    const bool last = head >= mine.last_head;
+    const int begin = last ? mine.last_head : head / p.section * p.section;
+    const int together = last ? heads - begin : min(p.section, mine.last_head - begin);
     p.queue[lower * heads + begin * alike + before * together + head - begin] = number_of(p, heads, own, head);
   }
 }

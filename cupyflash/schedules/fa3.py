@@ -29,8 +29,8 @@ from cupyflash.schedules.parts import Visited
 
 MAPPED = ("Q", "K", "V", "O")
 OWN = (
-    *numbers("int", "works", "section", "alike"),
-    *numbers("long long", "keys_together"),
+    *numbers("int", "works", "section", "alike", "last_head"),
+    *numbers("long long", "keys_together", "last_key"),
     *arrays("int", POINTER, ("queue", "taken")),
 )
 LENGTH = 4  # bytes of a key length, of a place in the queue
@@ -39,6 +39,10 @@ LENGTH = 4  # bytes of a key length, of a place in the queue
 L2_SHARE = 4
 # Row blocks of the heads at work for each multiprocessor, at least: with fewer, those that end early have nothing to do.
 LEAST_ROUNDS = 2
+# The same where only the last heads' even out what was before.
+LAST_ROUNDS = 3
+# Parts of the heads at work that begin at different times: with fewer all would wait for their first K and V at once.
+SECTIONS_AT_ONCE = 4
 
 
 class Fa3Schedule(Fa2Schedule):
@@ -129,31 +133,68 @@ class Fa3Schedule(Fa2Schedule):
         if p.options.left is not None and p.options.right is not None:
             keys = min(keys, p.options.left + p.options.right + self.block_rows)
         held = self.device.l2_bytes // L2_SHARE // max(1, keys * (p.head_dim + p.head_dim_v) * p.itemsize)
-        of_each = max(1, self.works // (p.batch * p.kv_heads))
-        return max(1, held, -(-LEAST_ROUNDS * self.device.sm_count // of_each))
+        least = LAST_ROUNDS if self.even else LEAST_ROUNDS
+        return max(1, held, -(-least * self.device.sm_count // self._of_set))
+
+    @property
+    def _of_set(self) -> int:
+        """Row blocks that share K and V."""
+        return max(1, self.works // (self.problem.batch * self.problem.kv_heads))
+
+    @property
+    def even(self) -> bool:
+        """True if row blocks differ by a causal mask alone, so that each head has the same, and none is long. Then row blocks of
+        some heads come behind those of others, short ones too, and only the last heads' even out what was before: all heads' short
+        ones at the end would load so many keys again that DRAM binds."""
+        asked = self.problem.options
+        other = asked.window is not None or asked.padded or asked.packed or asked.masked
+        return asked.causal and not other and self._longest < fa3_queue.LONG
+
+    @property
+    def _longest(self) -> int:
+        """Column blocks of the longest row blocks."""
+        return -(-self.problem.seqlen_k // self.block_cols)
+
+    @property
+    def _set(self) -> int:
+        """Heads (or sets of `pack` heads) that share K and V."""
+        return self.problem.group // self.pack
 
     @property
     def section(self) -> int:
         """Heads (or sets of `pack` heads) of a sequence whose row blocks are taken together: whole groups that share K and V."""
-        p = self.problem
-        return fa3_queue.evenly(p.kv_heads, self._sets) * p.group // self.pack
+        most = max(1, self.device.sm_count // SECTIONS_AT_ONCE // self._of_set) if self.even else self._sets
+        return fa3_queue.evenly(self.problem.kv_heads, most) * self._set
 
     @property
     def keys_together(self) -> int:
         """A number of keys: sequences that begin within it have their row blocks taken together."""
         p = self.problem
-        return fa3_queue.evenly(p.batch, max(1, self._sets // p.kv_heads)) * p.seqlen_k
+        return (1 if self.even else fa3_queue.evenly(p.batch, max(1, self._sets // p.kv_heads))) * p.seqlen_k
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """The first of the last sequences' keys, and of their heads (or sets of `pack` heads) the first of those whose row blocks
+        come at the end, the longest first, to even out what was before."""
+        p, sequences = self.problem, -(-self._sets // self.problem.kv_heads)
+        if not self.even:
+            return fa3_queue.NONE, 0
+        if sequences > 1:
+            return max(0, p.batch - sequences) * p.seqlen_k, 0
+        return (p.batch - 1) * p.seqlen_k, max(0, p.kv_heads - self._sets) * self._set
 
     @property
     def alike(self) -> int:
         """The turns from which on row blocks count as equally long: all are told apart without a causal mask, since those of one
         sequence then are equally long, or nearly."""
-        p = self.problem
-        longest = -(-p.seqlen_k // self.block_cols)
-        return fa3_queue.alike_from(self.works / self.grid, longest) if p.options.causal else fa3_queue.NEVER
+        if self.even:
+            return 0
+        return fa3_queue.alike_from(self.works / self.grid, self._longest) if self.problem.options.causal else fa3_queue.NEVER
 
     def numbers(self) -> Mapping[str, int]:
-        return {"works": self.works, "section": self.section, "alike": self.alike, "keys_together": self.keys_together}
+        last_key, last_head = self.last
+        last = {"last_key": last_key, "last_head": last_head}
+        return {"works": self.works, "section": self.section, "alike": self.alike, "keys_together": self.keys_together, **last}
 
     @property
     def queued(self) -> bool:
@@ -173,8 +214,14 @@ class Fa3Schedule(Fa2Schedule):
         p, starts = self.problem, np.arange(self.problem.batch) * self.problem.seqlen_k
         every = p.keys_of_each
         turns = {keys: Visited.of(self, keys, None).counts for keys in set(every)}
-        together = np.repeat(starts // self.keys_together, self.row_blocks)
-        return Items(np.concatenate([turns[keys] for keys in every]), together, p.heads // self.pack, self.section, self.alike)
+        return self.items_of(np.concatenate([turns[keys] for keys in every]), np.repeat(starts, self.row_blocks))
+
+    def items_of(self, turns: Array, first_key: Array) -> Items:
+        """Items with these turns, of sequences that begin at these keys."""
+        last_key, last_head = self.last
+        together = np.minimum(first_key, last_key) // self.keys_together
+        heads = self.problem.heads // self.pack
+        return Items(turns, together, first_key >= last_key, heads, self.section, last_head, self.alike)
 
     def order(self) -> tuple[Array, Array]:
         """The items, and the sets of heads, in the order in which they are taken."""

@@ -9,11 +9,14 @@ import numpy as np
 from cupyflash.basics import Array
 
 THREADS = 128
-NEVER = (1 << 31) - 1
+NEVER, NONE = (1 << 31) - 1, (1 << 62) - 1
+"""A number of column blocks, and a key, that there are not."""
 FEW, SHORT = 6, 8
 """Row blocks are told apart by length to the end if each thread block takes at most so many; else those that are shorter than one
 in so many parts of the longest, and at least those of one and two column blocks. Longer ones are alike: the shortest, which come
 last, even out what these leave. Found by trying random problems (docs/l2.md)."""
+LONG = 3 * SHORT
+"""Column blocks of the longest row block from which on those that one eighth makes short load few keys again."""
 
 
 def alike_from(rounds: float, longest: int) -> int:
@@ -33,12 +36,15 @@ def evenly(total: int, most: int) -> int:
 class Items:
     """Blocks of rows of each of the `heads`, which come by `section`s: the number of column blocks that they visit, -1 if a
     sequence has none, and a number that sequences share whose K and V are in L2 together. `alike`: the number of column blocks
-    from which on they count as equally long."""
+    from which on they count as equally long. `last`: whether their sequence is one of the last, whose heads from `last_head` on
+    are one section."""
 
     turns: Array
     together: Array
+    last: Array
     heads: int
     section: int
+    last_head: int
     alike: int
 
     def order(self) -> tuple[Array, Array]:
@@ -51,9 +57,11 @@ class Items:
         new = np.flatnonzero(np.diff(length[item], prepend=-2) | np.diff(self.together[item], prepend=-1))
         size = np.diff(new, append=len(n))
         begin, alike = (np.repeat(each, size)[:, None] for each in (new, size))
-        head = np.arange(self.heads)[None]
-        first = head // self.section * self.section
-        place = begin * self.heads + first * alike + (n[:, None] - begin) * np.minimum(self.section, self.heads - first)
+        head, last_head = np.arange(self.heads)[None], np.where(self.last[item], self.last_head, self.heads)[:, None]
+        last = head >= last_head
+        first = np.where(last, last_head, head // self.section * self.section)
+        beside = np.where(last, self.heads - first, np.minimum(self.section, last_head - first))
+        place = begin * self.heads + first * alike + (n[:, None] - begin) * beside
         order = np.empty((2, self.heads * len(n)), np.int64)
         order[:, place + head - first] = np.broadcast_arrays(item[:, None], head)
         return order[0], order[1]

@@ -142,13 +142,13 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
     def items(self) -> Items:
         """The blocks of rows of a head, of all sequences."""
         turns = np.full(self.packed.blocks("q", self.block_rows), -1)
-        together, first_q, first_k = np.zeros_like(turns), 0, 0
+        starts, first_q, first_k = np.zeros_like(turns), 0, 0
         for number, one in enumerate(self.in_order()):
             first = first_q // self.block_rows + number
             turns[first : first + one.row_blocks] = Visited.of(one, one.problem.seqlen_k, None).counts
-            together[first:] = first_k // self.keys_together
+            starts[first:] = first_k
             first_q, first_k = first_q + one.problem.seqlen_q, first_k + one.problem.seqlen_k
-        return Items(turns, together, self.problem.heads, self.section, self.alike)
+        return self.items_of(turns, starts)
 
     @property
     def blocks_there(self) -> int:
