@@ -9,7 +9,7 @@ of twice the plain computation's in the same half type; the error of LSE; proces
 runs warps in random order. The exit status is 1 for an error beyond those.
 
 --time N runs none of them: the clock (docs/clock.md) times the launches of a forward and of gradients of 32 heads and N queries and
-keys, on an H200 whose L2 was emptied, one call at a time. It needs ptxas, and '.[clock]'.
+keys, on an H200 whose L2 was emptied, one call at a time, and beside them those of our fa3. It needs ptxas, and '.[clock]'.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ import torch
 from calls import arguments
 from flash_attn.cute import flash_attn_func, interface
 
-from cupyflash import Device
+from cupyflash import Device, Problem, plan
+from cupyflash.schedules import plan_backward
 from cupyflash.sim import ptx
+from cupyflash.sim.clock import planned
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.loaded import of_ptx
 from cupyflash.sim.clock.whole import Clock
@@ -47,7 +49,13 @@ CASES = [
 CASES.append(["bfloat16", "128", "causal", "grouped"])
 TIMED_HEADS, ALONE = 32, 0.01
 """Heads of the calls that are timed, and the seconds for which one of them has the device to itself."""
-TIMED = [["bfloat16", "128", mask, way] for mask in ("full", "causal") for way in ("forward", "backward")]
+OURS = "ours"
+TIMED = [
+    ["bfloat16", "128", mask, way, *whose]
+    for mask in ("full", "causal")
+    for way in ("forward", "backward")
+    for whose in ([], [OURS])
+]
 
 
 def drawn(case: list[str]) -> list[torch.Tensor]:
@@ -107,6 +115,12 @@ def tried(case: list[str], seed: int | None) -> bool:
 def clocks_of(case: Sequence[str], n: int, device: Device) -> list[Clock]:
     """Returns the clocks of a call's launches, none of which is run; arrays hold zeros."""
     found: list[Clock] = []
+    if OURS in case:
+        problem = Problem(1, TIMED_HEADS, TIMED_HEADS, n, n, int(case[1]), case[0], causal="causal" in case)
+        found = [*planned.clocks((plan if "forward" in case else plan_backward)(problem, device, "fa3"))]
+        for clock in found:
+            clock.cold = True
+        return found
 
     def launch(module: ptx.Module, name: str, grid: Any, block: Any, given: ptx.RawArguments, **how: Any) -> Any:
         pairs = ((each, np.zeros(each.memory.nbytes, np.uint8)) for each in given.allocations)

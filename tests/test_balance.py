@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cupyflash import Device, Problem, plan
 from cupyflash.launch.binding import argument_values
 from cupyflash.schedules import balance, fa3_queue, fa3_tiles, plan_varlen
-from cupyflash.schedules.fa3 import L2_SHARE, LEAST_ROUNDS, Fa3Schedule
+from cupyflash.schedules.fa3 import L2_SHARE, LEAST_ROUNDS, SECTIONS_AT_ONCE, Fa3Schedule
 from cupyflash.schedules.fa3_queue import THREADS
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import main
@@ -25,7 +25,7 @@ from cupyflash.sim.l2 import balance as told
 from suites import sweep
 
 H100 = Device.named("H100-SXM")
-MOST = 1.02  # times longest first
+MOST, MOST_EVEN = 1.02, 1.06  # times longest first; where heads of short sequences come one after another, for DRAM's sake
 
 
 @st.composite
@@ -70,7 +70,8 @@ def busiest(lengths: np.ndarray) -> float:
 def test_the_busiest_is_about_as_busy_as_longest_first(schedule: Fa3Schedule) -> None:
     if schedule.queued:
         lengths = clocks_taken(schedule)
-        assert busiest(lengths) <= MOST * busiest(np.sort(lengths)[::-1])
+        most = MOST_EVEN if schedule.even else MOST
+        assert busiest(lengths) <= most * busiest(np.sort(lengths)[::-1])
 
 
 def test_few_row_blocks_are_told_apart_exactly() -> None:
@@ -239,7 +240,7 @@ def test_the_k_and_v_of_a_section_fit_the_l2(
     heads: tuple[int, int], shape: tuple[int, int, int], window: tuple[int | None, int | None] | None, l2_bytes: int, sms: int
 ) -> None:
     """The sections, and the sequences that are together, are half as large as may be or more: as a quarter of the L2 holds of the
-    keys that a row block sees, or as have row blocks enough."""
+    keys that a row block sees, or as have row blocks enough; of short causal sequences, as have no more than a quarter of a round."""
     batch, n, d = shape
     device = replace(H100, l2_bytes=l2_bytes, sm_count=sms)
     schedule = plan(Problem(batch, *heads, n, n, d, "bfloat16", window=window), device, "fa3")
@@ -254,7 +255,11 @@ def test_the_k_and_v_of_a_section_fit_the_l2(
     of_section = schedule.section * schedule.pack // (heads[0] // heads[1])  # key heads
     together, rest = divmod(schedule.keys_together, n)
     assert rest == 0
-    for part, total, limit in ((of_section, heads[1], most), (together, batch, max(1, most // heads[1]))):
+    at_once = max(1, sms // SECTIONS_AT_ONCE // of_each) if schedule.even else most
+    for part, total, limit in (
+        (of_section, heads[1], at_once),
+        (together, batch, 1 if schedule.even else max(1, most // heads[1])),
+    ):
         assert min(limit, total) <= 2 * part <= 2 * min(limit, total)
 
 

@@ -28,8 +28,10 @@ WARPGROUP_ROWS = 64
 """Rows of a warpgroup's product (wgmma m64nNk16)."""
 MOST_COLS = 256
 """Columns of one product."""
-MOST_CAUSAL_COLS = 128
-"""Under a causal mask, the masked part of a block on the diagonal is computed in vain."""
+WIDEST = 128
+"""Columns of a block, unless a tiling asks for more: up to it O has room of its own at d 128, so that the next Q comes while O
+leaves, and little of a last block is beyond the keys, or under a causal mask beyond the diagonal. By the clock wider ones are 2 %
+faster a key, and 2,700 clocks slower a row block (docs/performance.md)."""
 MOST_DIM_IN_TURNS = 128
 """A number of columns of V: beyond it warpgroups issue their products when they can, since the tensor cores bind by far."""
 REGISTERS, REGISTER_UNIT = 65536, 8
@@ -291,8 +293,7 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
             raise ValueError(f"the fa3 kernel runs {runs}; the tiling asks for Br {blocks[0]} x Bc {blocks[1]}")
         return (candidate(problem, device, team, blocks[1]),)
     teams = TEAMS if max(problem.head_dim, problem.head_dim_v) <= SLAB else TEAMS[1:]
-    widest = MOST_CAUSAL_COLS if problem.options.causal else MOST_COLS
-    tried = itertools.product(teams, range(widest, 0, -GRANULE))
+    tried = itertools.product(teams, range(WIDEST, 0, -GRANULE))
     return tuple(candidate(problem, device, team, cols) for team, cols in tried)
 
 

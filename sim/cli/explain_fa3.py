@@ -66,8 +66,8 @@ def show(report: Report, request: ProblemRequest, everything: bool) -> None:
     say(
         "O, S and P are a consumer's registers, Q and the slots of K and V shared memory. The widest blocks that both hold are "
         "taken, since a turn has instructions that do not depend on its columns: first three warpgroups of 64 rows, where head "
-        f"dimensions are at most {fa3_tiles.SLAB}, then two. Under a causal mask Bc is at most {fa3_tiles.MOST_CAUSAL_COLS}: what "
-        'is masked of a block on the diagonal is computed in vain. tiling=(Br, Bc) with algorithm="fa3" fixes both. Arrays with '
+        f"dimensions are at most {fa3_tiles.SLAB}, then two. Bc is at most {fa3_tiles.WIDEST}, which leaves O room of its own and "
+        'computes little in vain of a last block. tiling=(Br, Bc) with algorithm="fa3" fixes both. Arrays with '
         f"addresses or strides that are no multiples of {fa3_tiles.ALIGNMENT} bytes, which TMA does not take, are fa2's."
     )
     click.echo()
