@@ -161,6 +161,7 @@ QUEUES = {
     "window": SMALL.asking(causal=False, window=(30, 100)),
     "lengths": SMALL.asking(padded=True, key_lengths=(0, 260, 77)),
     "heads": replace(SMALL, heads=8, kv_heads=2, seqlen_q=100),
+    "last heads": replace(SMALL, batch=2, heads=8, kv_heads=8),
     "many": Problem(150, 3, 3, 150, 400, 64, "float16", causal=True),  # more items than a thread block has threads
 }
 SEQLENS = ((70, 20), (0, 5), (450, 277), (30, 0), (300, 140), (129, 129))
@@ -243,7 +244,7 @@ def test_the_k_and_v_of_a_section_fit_the_l2(
     heads: tuple[int, int], shape: tuple[int, int, int], window: tuple[int | None, int | None] | None, l2_bytes: int, sms: int
 ) -> None:
     """The sections, and the sequences that are together, are half as large as may be or more: as a quarter of the L2 holds of the
-    keys that a row block sees, or as have row blocks enough; of short causal sequences, as have no more than a quarter of a round."""
+    keys that a row block sees, or as have row blocks enough; of short causal sequences, as have a quarter of a round or less."""
     batch, n, d = shape
     device = replace(H100, l2_bytes=l2_bytes, sm_count=sms)
     schedule = plan(Problem(batch, *heads, n, n, d, "bfloat16", window=window), device, "fa3")

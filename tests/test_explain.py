@@ -324,11 +324,11 @@ def test_fa3_s_json_is_what_is_planned(options: tuple[str, ...]) -> None:
 
 
 def test_fa3_s_text_has_what_was_tried_rooms_roles_parts_and_grid() -> None:
-    device, problem = Device.named("H100-SXM"), Problem(1, 16, 16, 4096, 4096, 128, "float16")
+    device, problem = Device.named("H100-SXM"), Problem(1, 16, 16, 4096, 4096, 192, "float16")
     found, schedule = fa3_tiles.candidates(problem, device), plan(problem, device, "fa3")
     at = next(at for at, each in enumerate(found) if not each.rejected)
     before, best, config = found[at - 1], found[at], found[at].config
-    shown = words("--head-dim", "128", *FA3)
+    shown = words("--head-dim", "192", *FA3)
 
     def line(each: fa3_tiles.Fa3Candidate, verdict: str) -> str:
         sizes = f"{each.config.team.block_rows} x {each.config.block_cols}"
@@ -336,24 +336,24 @@ def test_fa3_s_text_has_what_was_tried_rooms_roles_parts_and_grid() -> None:
 
     consumer, producer = config.registers
     for told in (
-        line(before, "- rejected: registers"),
+        line(before, "- rejected: shared memory"),
         line(best, f"{best.rate:.2f} chosen"),
         line(found[at + 1], f"{found[at + 1].rate:.2f} later"),
         f"and {len(found) - at - 2} more that would have come later (--all)",
-        f"Q, which O leaves through {config.team.block_rows} x 128 {dict(best.rooms)['Q']:,}",
-        f"K {config.stages} slots of {config.block_cols} x 128 {dict(best.rooms)['K']:,}",
+        f"Q, which O leaves through {config.team.block_rows} x 192 {dict(best.rooms)['Q']:,}",
+        f"K {config.stages} slots of {config.block_cols} x 192 {dict(best.rooms)['K']:,}",
         f"Registers: {config.team.launch_registers} a thread at launch",
         f"producer 128 {producer} {128 * producer:,} consumers 256 {consumer} {256 * consumer:,}",
         "Br x Bc tensor exp float32 issue scores a clock",
         f"{16 * schedule.row_blocks} row blocks of all heads on {device.sm_count} thread blocks",
-        "8 heads at a time",  # of 2 MB each: a quarter of 50 MB has fewer, but fewer have not two row blocks for each of 132
+        "8 heads at a time",  # of 3 MB each: a quarter of 50 MB has fewer, but fewer have not two row blocks for each of 132
         "addresses or strides that are no multiples of 16 bytes, which TMA does not take, are fa2's",
-        "the paper's formula Br 128 Bc 227",
+        "the paper's formula Br 152 Bc 152",
         "HBM bytes by theory",
     ):
         assert told in shown, told
     everything = words("--head-dim", "256", *FA3, "--all")
-    assert "- rejected: shared memory" in everything and "Each warpgroup issues its products when it can" in everything
+    assert "- rejected: registers" in everything and "Each warpgroup issues its products when it can" in everything
     assert "128 x 16 " in everything and "more that would" not in everything
 
 

@@ -60,6 +60,7 @@ CASES = {
     "groups": Problem(1, 3, 1, 100, 20, 80, "float16"),
     "few": replace(PROBLEM.asking(causal=True), seqlen_q=200, seqlen_k=20),
     "sections": Problem(2, 3, 3, 250, 20, 80, "float16", padded=True, key_lengths=(20, 15)),
+    "last heads": Problem(2, 3, 3, 250, 250, 80, "float16", causal=True),
     "apart": replace(PROBLEM, head_dim=64, head_dim_v=64),
     "mask": PROBLEM.asking(mask=True, pattern=pattern(77)),
     # The first row block sees no key; of the second the diagonal cuts whole tiles.
@@ -324,7 +325,13 @@ MUTANTS = {
     ),
     "a row block is done twice": mutant("return {i, batch", "return {max(0, i - 1), batch", "bytes", file=WORK),
     "a section is as long as the others": mutant(
-        "min(p.section, heads - begin)", "p.section", "out of bounds|race", "p.queue[", problem="sections", file=QUEUE
+        "min(p.section, mine.last_head - begin)", "p.section", "out of bounds|race", "p.queue[", problem="sections", file=QUEUE
+    ),
+    "the last heads are sections as the others are": mutant(
+        "last ? heads - begin", "last ? p.section", "race|uninitialised", "p.queue[", problem="last heads", file=QUEUE
+    ),
+    "all heads are the last": mutant(
+        "last ? p.last_head : p.heads / PACK", "p.last_head", "race|uninitialised|out of bounds", problem="last heads", file=QUEUE
     ),
     "two have the same place": mutant(
         "other.turns == mine.turns && first + n < own", "false", "race|uninitialised", "p.queue[", problem="lengths", file=QUEUE
@@ -513,9 +520,8 @@ MUTANTS = {
 
 def case_of(problem: str) -> Case:
     layouts = dict.fromkeys(("q", "k", "v", "out"), Layout())
-    device = replace(
-        TWO_STAGES, sm_count=2 if problem == "sections" else 1, l2_bytes=25_600 if problem == "sections" else H100.l2_bytes
-    )
+    l2_bytes = 25_600 if problem in ("sections", "last heads") else H100.l2_bytes
+    device = replace(TWO_STAGES, sm_count=2 if problem == "sections" else 1, l2_bytes=l2_bytes)
     return Case(CASES[problem], device, (128, 16), layouts, axes=4, seed=0, order=None, v_mean=1.0, lse=True)
 
 

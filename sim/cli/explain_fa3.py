@@ -115,7 +115,7 @@ def show_rooms(report: Report, best: Report) -> None:
         "Q": ("Q", f"{rows} x {p['head_dim']}")
         if "O" in report["rooms"]
         else ("Q, which O leaves through", f"{rows} x {max(p['head_dim'], p['head_dim_v'])}"),
-        "O": ("O, which leaves while the next Q comes", f"{rows} x {p['head_dim_v']}"),
+        "O": ("O, which leaves as the next Q comes", f"{rows} x {p['head_dim_v']}"),
         "K": ("K", f"{slots} slots of {cols} x {p['head_dim']}"),
         "V": ("V", f"{slots} slots of {cols} x {p['head_dim_v']}"),
         "barriers": ("barriers", ""),
