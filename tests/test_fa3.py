@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,6 +260,32 @@ def test_packed_sequences_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch) ->
         cupyflash.warmup(head_dim=32, varlen=True, algorithm="fa3")
     asked = Problem(4, 8, 8, 300, 300, 32, "float16")
     assert plan_varlen(asked, H100, algorithm="fa3").kernels()[-1].constants in [kernel.constants for kernel in compiled]
+
+
+# --- what a call without masks, bias or dropout runs
+
+UNMASKED = Path(__file__).with_name("unmasked.json")
+"""By problem a hash of the PTX of a compiler, how often it has each instruction. By disassembly that is the machine code from
+before the kernel took these options. Loads of parameters do not count: another field moves them."""
+
+
+@pytest.mark.wide
+def test_options_that_are_not_asked_for_leave_the_code_as_it_was() -> None:
+    from killers import nvrtc_version
+
+    known = json.loads(UNMASKED.read_text())
+    for options in ({}, {"causal": True}, {"window": (100, 0)}, {"padded": True}, {"sinks": True}):
+        for d in (64, 128, 256):
+            name = f"d {d}, {', '.join(options) or 'full'}"
+            made = plan(Problem(2, 4, 4, 1000, 1000, d, "bfloat16", **options), H100, "fa3")
+            assert isinstance(made, Fa3Schedule)
+            text = execution.ptx(made.main_kernel, H100.compute_capability)
+            often = Counter(re.findall(r"^\s*(?:@!?%p\d+\s+)?([a-z][\w.:]+)\s", text, re.MULTILINE))
+            counts = sorted((name, count) for name, count in often.items() if not name.startswith("ld.param"))
+            found = hashlib.sha256(repr(counts).encode()).hexdigest()[:16]
+            assert found == known[name] or nvrtc_version() != known["nvrtc"], (
+                f"{name}: {found}; {UNMASKED.name} is for who means it"
+            )
 
 
 # --- with its backward
