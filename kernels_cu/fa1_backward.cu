@@ -89,7 +89,7 @@ fa1_backward(__grid_constant__ const Params given) {
 
   const int Tr = (Nq + BR - 1) / BR;
   const int first_key = visible_begin(positions, 0), end_key = visible_end(positions, Nq - 1);
-  const int Tc = first_key < end_key ? (end_key + BC - 1) / BC : 0;
+  const int Tc = Nq > 0 && first_key < end_key ? (end_key + BC - 1) / BC : 0;
 
   // The K/V blocks that row block i of a query head, counted from the group's first, visits
   const int words = (Tc + 31) / 32;

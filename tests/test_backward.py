@@ -117,6 +117,16 @@ def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
     check_backward(plan_backward(problem, A100, algorithm), v_mean=1.0)
 
 
+@pytest.mark.wide
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("asked", [{}, {"causal": True}, {"window": (5, 3)}])
+def test_without_queries_gradients_are_zeros_written_once(algorithm: str, asked: dict[str, Any]) -> None:
+    problem = Problem(1, 2, 1, 0, 50, 32, "float16", **asked)
+    traffic = check_backward(plan_backward(problem, A100, algorithm)).traffic
+    assert traffic["dK"].write_bytes == traffic["dV"].write_bytes == 50 * 32 * 2
+    assert not any(each.read_bytes for each in traffic.values())
+
+
 @pytest.mark.parametrize("d", [wide(1), 8, wide(17)])
 def test_narrow_heads(d: int) -> None:
     """Padding is most of what narrow heads sum."""
