@@ -109,7 +109,10 @@ def test_thread_blocks_are_as_many_as_multiprocessors_where_the_cache_allows_it_
         "explain --decode --heads 4 --kv-heads 1 --seqlen-k 512", *ON_H100
     )
     asked = words("explain --decode --num-splits 3", *ON_H100)
-    assert "since 3 splits of each are asked for and there are 8 key heads" in asked and "Splits: 3 (asked for)" in asked
+    assert (
+        "since there are 3 splits of each (they are asked for) and there are 8 key heads" in asked
+        and "Splits: 3 (asked for)" in asked
+    )
 
 
 def test_the_text_says_what_rows_are_and_how_often_a_key_head_is_read() -> None:
@@ -126,6 +129,25 @@ def test_the_text_says_what_rows_are_and_how_often_a_key_head_is_read() -> None:
     assert any("have keys to read, by lengths and window" in note for note in some["notes"])
     tried = run("explain --decode --sram 40KB --seqlen 16 --all").stdout
     assert "rejected for shared memory" in " ".join(tried.split())
+
+
+@pytest.mark.parametrize("queries", [1, 16, 64])
+def test_idle_multiprocessors_are_worth_a_tenth_of_the_time_and_no_more(queries: int) -> None:
+    """By the model, however many splits; of 64 queries fewer thread blocks than multiprocessors had been two times as fast."""
+    idle = 0
+    for heads, keys in ((8, 8192), (8, 512), (64, 512), (1, 4096)):
+        posed = problem(1, 4 * heads, heads, queries, keys)
+        best = decode_tiles.choose(posed, H100)
+        each = [decode_tiles.candidates(posed, H100, splits) for splits in range(1, min(256, keys // 16) + 1)]
+        fastest = min(
+            one.seconds for some in each for one in some if not one.rejected and one.splits <= keys // one.config.block_cols
+        )
+        assert (1 - decode_tiles.WORTH) * best.seconds <= (1 + decode_tiles.NOISE) * fastest
+        if (blocks := decode_tiles.works(posed, best.config) * best.splits) < H100.sm_count:
+            text = words(f"explain --decode --heads {4 * heads} --kv-heads {heads} --seqlen {queries} --seqlen-k {keys}", *ON_H100)
+            assert f"{blocks} thread blocks for 132 multiprocessors, since" in text
+            idle += "more would be slower by the model" in text
+    assert idle or queries == 1
 
 
 def test_splits_are_the_least_that_give_each_multiprocessor_a_thread_block_or_more() -> None:
@@ -157,7 +179,7 @@ def test_an_ordinary_call_whose_keys_are_split_is_explained_and_predicted_too() 
 PAGED = ("--batch", "2", "--cache-seqlens", "8000,100", "--page-size", "16", "--append", "2", "--tree", "--seqlen", "4")
 
 
-@pytest.mark.parametrize("options", [(), PAGED, ("--window", "100,0", "--lse"), ("--seqlen", "100", "--no-causal")])
+@pytest.mark.parametrize("options", [(), PAGED, ("--window", "1000,0", "--lse"), ("--seqlen", "100", "--no-causal")])
 def test_predict_is_the_theory_and_the_replay(options: tuple[str, ...]) -> None:
     found = report("predict --decode", *options, *ON_H100)
     assert found["problem"]["causal"] is ("--no-causal" not in options and "--window" not in options)

@@ -27,6 +27,8 @@ STAGES = (4, 3, 2)
 ASYNCHRONOUS = (8, 0)
 # What a model's seconds are good for: a candidate that is faster by less is not taken to be.
 NOISE = 0.03
+# By which share fewer thread blocks than multiprocessors must be faster, by a model that no chip has shown to be as near as that.
+WORTH = 0.1
 # Warps of a thread block, where rows do not ask for more
 WARPS = 4
 # d_v up to which a warp's O of two tiles of 16 rows is in registers
@@ -267,18 +269,19 @@ def _candidate(p: Problem, device: Device, config: DecodeConfig, splits: int | N
         return replace(one, rejected="registers: a thread block has more than a multiprocessor")
     every = works(p, config)
     most = max(1, min(MOST_SPLITS, -(-p.seqlen_k // config.block_cols)))
-    # At least as many thread blocks as multiprocessors, where there are so many blocks of keys.
+    # At least as many thread blocks as multiprocessors, where there are so many blocks of keys and the others gain too little.
     least = min(most, -(-device.sm_count // max(1, every)))
-    tried = np.arange(least, most + 1) if splits is None else np.array([splits])
+    tried = np.arange(1, most + 1) if splits is None else np.array([splits])
     needed = seconds(p, device, config, resident, tried)
-    best = int(np.argmin(needed))
+    idle = tried < least if splits is None else np.zeros(1, bool)
+    best = int(np.argmin(needed / np.where(idle, 1 - WORTH, 1)))
     return replace(one, resident=resident, splits=int(tried[best]), seconds=float(needed[best]))
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, device: Device, splits: int | None = None) -> DecodeCandidate:
     """The widest configuration that the model predicts to be about as fast as any, of those that give every multiprocessor a thread
-    block; if none does, of those with the most thread blocks. `splits` fixes the number of splits.
+    block, or the most thread blocks if none does; others must be faster by the share `WORTH`. `splits` fixes the number of splits.
 
     ValueError if the device lacks the element type, `DoesNotFit` if nothing fits.
     """
@@ -294,6 +297,8 @@ def choose(problem: Problem, device: Device, splits: int | None = None) -> Decod
         return max(0, device.sm_count - works(problem, each.config) * each.splits)
 
     least_short = min(map(short, able))
-    able = [each for each in able if short(each) == least_short]
+    busy = [each for each in able if short(each) == least_short]
+    if min(each.seconds for each in able) > (1 - WORTH) * min(each.seconds for each in busy):
+        able = busy
     fastest = min(each.seconds for each in able)
     return next(each for each in able if each.seconds <= (1 + NOISE) * fastest)

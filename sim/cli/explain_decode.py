@@ -153,7 +153,9 @@ def why_so_few(schedule: DecodeSchedule) -> str:
     heads = f"{'is' if key_heads == 1 else 'are'} {plural(key_heads, 'key head')}" + " of all sequences" * (p.batch > 1)
     few = f"{plural(schedule.grid, 'thread block')} for {schedule.device.sm_count} multiprocessors"
     if schedule.splits < most:
-        return f"{few}, since {plural(schedule.splits, 'split')} of each are asked for and there {heads}."
+        by_model = schedule.splits == decode_tiles.choose(p.asking(key_lengths=None), schedule.device).splits
+        why = "more would be slower by the model" if by_model else "they are asked for"
+        return f"{few}, since there are {plural(schedule.splits, 'split')} of each ({why}) and there {heads}."
     limit = f"{p.seqlen_k:,} keys are {plural(most, 'block')} of {cols}, of which a split has at least one"
     if most == decode_tiles.MOST_SPLITS:
         limit = f"a sequence's keys are split into {most} parts at most"
@@ -326,7 +328,14 @@ def splits_of(own: Report, request: ProblemRequest) -> str:
     if own["splits"] == 1:
         why = "asked for" if asked else "no more are needed" if alone >= count else "as the model has it"
         return f"1 ({why}): {without}, {waves}.{room}"
-    why = "asked for" if asked else "the fastest, by the model, of those that give each multiprocessor a thread block, if any do"
+    why = (
+        "asked for"
+        if asked
+        else (
+            "the fastest, by the model, of those that give each multiprocessor a thread block, if any do; "
+            "fewer must be a tenth faster"
+        )
+    )
     return (
         f"{own['splits']} ({why}). Without a split there would be {without}; with {own['splits']} there are "
         f"{own['thread_blocks']:,}, {waves}.{room}"
