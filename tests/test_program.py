@@ -88,6 +88,27 @@ def test_a_fault_is_found_and_is_the_error_that_a_device_gives(program: Path, ca
     assert kinds == {("out of bounds", True)}
 
 
+AFTER_A_FAULT = """
+#include <cstdio>
+__device__ int word;
+__global__ void beyond(int *p) { p[1 << 20] = 1; }
+int main() {
+    int *p, x = 1;
+    cudaMalloc(&p, sizeof x);
+    beyond<<<1, 1>>>(p);
+    printf("%d %d", cudaMemcpyToSymbol(word, &x, sizeof x), cudaMemcpyFromSymbol(&x, word, sizeof x));
+}
+"""
+
+
+@pytest.mark.wide
+def test_copies_of_variables_have_a_failed_kernel_s_error_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "fault.cu"
+    source.write_text(AFTER_A_FAULT)
+    ran(built([source], tmp_path))
+    assert capfd.readouterr().out == "700 700"
+
+
 def test_cublas_multiplies_as_the_program_does_itself(products: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Six forms of gemm, and gemv: drawn sizes, transposes, leading dimensions, batches; then three calls that are wrong."""
     result = ran(products)

@@ -10,10 +10,10 @@ from itertools import count
 from cupyflash.basics import Shape
 from cupyflash.sim import ptx
 from cupyflash.sim.program import fatbin
+from cupyflash.sim.program.copies import Copy, CopyCalls, copies
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.linking import linked
 from cupyflash.sim.program.memory import MANAGED, VARIABLE, Block, ProgramMemory
-from cupyflash.sim.program.streams import MEMCPY, StreamCalls
 
 
 @dataclass(eq=False)
@@ -79,7 +79,7 @@ class Symbol:
     size: int
 
 
-class SymbolCalls(StreamCalls):
+class SymbolCalls(CopyCalls):
     """Registration, and the functions that take a variable."""
 
     def __init__(self, *arguments: object):
@@ -147,18 +147,13 @@ class SymbolCalls(StreamCalls):
         self.symbol(variable)
         self.channel.write_word(out, self.symbols[variable].size)
 
-    def cudaMemcpyToSymbol(self, variable: int, source: int, size: int, offset: int, kind: int) -> None:
-        self.cudaMemcpyToSymbolAsync(variable, source, size, offset, kind, 0)
-        self.stream(0).stream.synchronize()
-
-    def cudaMemcpyFromSymbol(self, target: int, variable: int, size: int, offset: int, kind: int) -> None:
-        self.cudaMemcpyFromSymbolAsync(target, variable, size, offset, kind, 0)
-        self.stream(0).stream.synchronize()
-
-    def cudaMemcpyToSymbolAsync(self, variable: int, source: int, size: int, offset: int, kind: int, stream: int) -> None:
+    def to_symbol(self, variable: int, source: int, size: int, offset: int, _kind: int) -> Copy:
         target = self.symbol(variable).address + offset
-        self.issue(stream, MEMCPY, lambda _: self.memory.copy(target, source, size))
+        return lambda: self.memory.copy(target, source, size)
 
-    def cudaMemcpyFromSymbolAsync(self, target: int, variable: int, size: int, offset: int, kind: int, stream: int) -> None:
+    def from_symbol(self, target: int, variable: int, size: int, offset: int, _kind: int) -> Copy:
         source = self.symbol(variable).address + offset
-        self.issue(stream, MEMCPY, lambda _: self.memory.copy(target, source, size))
+        return lambda: self.memory.copy(target, source, size)
+
+    cudaMemcpyToSymbol, cudaMemcpyToSymbolAsync = copies(to_symbol, 5)
+    cudaMemcpyFromSymbol, cudaMemcpyFromSymbolAsync = copies(from_symbol, 5)
