@@ -286,6 +286,27 @@ def test_where_longest_first_is_uneven_too_it_is_said_why_keys_are_not_split(hea
     assert ("Keys of a row block are not split" in text) is uneven and (report(*options)["balance"] > 1.05) is uneven
 
 
+def test_explain_tells_how_short_causal_row_blocks_come() -> None:
+    options = [
+        "explain",
+        "--device",
+        "H100-SXM",
+        "--head-dim",
+        "128",
+        "--causal",
+        "--batch",
+        "16",
+        "--heads",
+        "16",
+        "--algorithm",
+        "fa3",
+    ]
+    short, long = (" ".join(CliRunner().invoke(main, [*options, "--seqlen", n]).stdout.split()) for n in ("1k", "4k"))
+    # Three row blocks for each of 132, of eight a head, are 50 heads, in whole sequences 64.
+    assert "4 heads at a time" in short and "those of the last 64 heads are sorted together" in short
+    assert "those of the last" not in long and "or as have 2 row blocks for each multiprocessor" in long
+
+
 def report(*options: str) -> dict[str, Any]:
     result = CliRunner().invoke(main, [*options, "--json"])
     assert result.exit_code == 0, result.output

@@ -184,6 +184,14 @@ class Fa3Schedule(Fa2Schedule):
         return (p.batch - 1) * p.seqlen_k, max(0, p.kv_heads - self._sets) * self._set
 
     @property
+    def last_heads(self) -> int:
+        """Heads of all sequences whose row blocks come at the end, sorted together; 0 if none are set apart."""
+        if not (self.even and self.queued):
+            return 0
+        p, (last_key, last_head) = self.problem, self.last
+        return (p.batch - last_key // p.seqlen_k) * p.heads - last_head * self.pack
+
+    @property
     def alike(self) -> int:
         """The turns from which on row blocks count as equally long: all are told apart without a causal mask, since those of one
         sequence then are equally long, or nearly."""

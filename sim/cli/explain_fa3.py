@@ -35,6 +35,7 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
             "thread_blocks": schedule.grid,
             "heads_a_row_block": schedule.pack,
             "heads_at_a_time": schedule.pack * schedule.section,
+            "last_heads": schedule.last_heads,
             "queued": schedule.queued,
             "products_in_turns": chosen.config.ping_pong,
         },
@@ -165,12 +166,18 @@ def order(report: Report, request: ProblemRequest) -> str:
         if grid["queued"]
         else "each of which has those that are a grid apart: all are alike, or no more than thread blocks"
     )
+    share = f"1/{L2_SHARE} of the L2 ({request.device.l2_bytes / 2**20:.0f} MB)"
+    why = (
+        "several such sections are under way at once, short row blocks too; those of the last "
+        f"{plural(grid['last_heads'], 'head')} are sorted together, to even out what was before"
+        if grid["last_heads"]
+        else f"about as many as take {share}, or as have {LEAST_ROUNDS} row blocks for each multiprocessor"
+    )
     return (
         f"{plural(grid['row_blocks'], 'row block')} of all heads on {plural(grid['thread_blocks'], 'thread block')}, one a "
         f"multiprocessor, {taken}: {grid['row_blocks'] / grid['thread_blocks']:.2f} each. "
-        f"{plural(grid['heads_at_a_time'], 'head')} at a time, whose K and V are {megabytes:,.1f} MB: about as many as take "
-        f"1/{L2_SHARE} of the L2 ({request.device.l2_bytes / 2**20:.0f} MB), or as have {LEAST_ROUNDS} row blocks for each "
-        f"multiprocessor.{together} {turns}.{whole}"
+        f"{plural(grid['heads_at_a_time'], 'head')} at a time, whose K and V are {megabytes:,.1f} MB: {why}.{together} "
+        f"{turns}.{whole}"
     )
 
 
