@@ -25,8 +25,8 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 WRITTEN = 16
 # Of each element of q, k and v that is drawn, and of K and V for each head of Q; and of each score that NumPy's reference holds, in
 # float64 and plainly; with dropout and with a bias's gradient; and of each operation of a score function. Measured by tracemalloc
-# at 1,024 x 1,024: 49 and 90 to 95 a score, 121 and 125 with dropout, 110 with dbias; an operation 24, one of value and slope 34.
-DRAWN, EACH_HEAD, SCORE, SCORE_BACKWARD, DROPOUT, DBIAS, OPERATION, SLOPED = 48, 16, 50, 96, 72, 20, 24, 36
+# at 1,024 x 1,024: 49 and 90 to 95 a score, 121 and 125 with dropout, 110 with dbias; an operation 7, one of value and slope 5.
+DRAWN, EACH_HEAD, SCORE, SCORE_BACKWARD, DROPOUT, DBIAS, OPERATION, SLOPED = 48, 16, 50, 96, 72, 20, 7, 5
 
 Planned = TileSchedule | SoftmaxSchedule | DropoutMaskSchedule
 

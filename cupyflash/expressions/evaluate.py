@@ -28,23 +28,24 @@ def evaluate(tree: Node, values: Values, dtype: type[np.floating[Any]] = np.floa
     `values` has, by name, s and the positions (arrays that broadcast with each other), captured numbers and captured NumPy arrays.
     """
     types = {"bool": np.bool_, "int": np.int32, "float": dtype}
-    known: dict[Node, Any] = {}
-
-    def value(node: Node) -> Any:
-        if node not in known:
-            known[node] = np.asarray(compute(node)).astype(types[node.type])
-        return known[node]
-
-    def compute(node: Node) -> Any:
-        if isinstance(node, Number):
-            return node.value
-        if isinstance(node, Name):
-            return values[node.name]
-        if isinstance(node, Load):
-            array = np.asarray(values[node.name])
-            places = zip(node.indices, array.shape, strict=True)
-            return array[tuple(np.clip(value(index), 0, length - 1) for index, length in places)]
-        return OPERATIONS[node.operation].numpy(*(value(operand) for operand in node.operands))
-
     with np.errstate(all="ignore"):
-        return value(tree)
+        return _value(tree, values, types, {})
+
+
+def _value(node: Node, values: Values, types: Mapping[str, Any], known: dict[Node, Any]) -> Any:
+    """A node's value, from `known` where it is there; no closure, whose cycle would keep all arrays until they are collected."""
+    if node not in known:
+        known[node] = np.asarray(_computed(node, values, types, known)).astype(types[node.type])
+    return known[node]
+
+
+def _computed(node: Node, values: Values, types: Mapping[str, Any], known: dict[Node, Any]) -> Any:
+    if isinstance(node, Number):
+        return node.value
+    if isinstance(node, Name):
+        return values[node.name]
+    if isinstance(node, Load):
+        array = np.asarray(values[node.name])
+        places = zip((_value(index, values, types, known) for index in node.indices), array.shape, strict=True)
+        return array[tuple(np.clip(index, 0, length - 1) for index, length in places)]
+    return OPERATIONS[node.operation].numpy(*(_value(operand, values, types, known) for operand in node.operands))
