@@ -25,7 +25,7 @@ from cupyflash.sim.l2 import balance as told
 from suites import sweep
 
 H100 = Device.named("H100-SXM")
-MOST, MOST_EVEN = 1.02, 1.06  # times longest first; where heads of short sequences come one after another, for DRAM's sake
+MOST = 1.02  # times longest first
 MOST_UNKNOWN = (
     1.12  # where the host, which says what counts as short, does not know how long sequences are (28 of 1,500 are over 1.02)
 )
@@ -73,7 +73,7 @@ def busiest(lengths: np.ndarray) -> float:
 def test_the_busiest_is_about_as_busy_as_longest_first(schedule: Fa3Schedule) -> None:
     if schedule.queued:
         lengths = clocks_taken(schedule)
-        most = MOST_EVEN if schedule.even else MOST_UNKNOWN if schedule.problem.options.padded else MOST
+        most = MOST_UNKNOWN if schedule.problem.options.padded else MOST
         assert busiest(lengths) <= most * busiest(np.sort(lengths)[::-1])
 
 
@@ -123,10 +123,10 @@ def test_the_models_take_the_busiest() -> None:
 def test_short_row_blocks_are_told_apart_and_all_if_there_are_few() -> None:
     """64 row blocks a head on 132 multiprocessors: 12 heads' are few (5.8 each), 24 heads' are not."""
     few, many = (Problem(batch, 6, 6, 8192, 8192, 128, "float16", causal=True) for batch in (2, 4))
-    assert plan(few, H100, "fa3").alike == fa3_queue.NEVER  # type: ignore[attr-defined]
+    assert plan(few, H100, "fa3").grouping.alike == fa3_queue.NEVER  # type: ignore[attr-defined]
     schedule = plan(many, H100, "fa3")
-    assert isinstance(schedule, Fa3Schedule) and schedule.alike == 1 + -(-8192 // schedule.block_cols) // fa3_queue.SHORT
-    assert plan(many.asking(causal=False, padded=True), H100, "fa3").alike == fa3_queue.NEVER  # type: ignore[attr-defined]
+    assert isinstance(schedule, Fa3Schedule) and schedule.grouping.alike == 1 + -(-8192 // schedule.block_cols) // fa3_queue.SHORT
+    assert plan(many.asking(causal=False, padded=True), H100, "fa3").grouping.alike == fa3_queue.NEVER  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -259,13 +259,14 @@ def test_the_k_and_v_of_a_section_fit_the_l2(
     assert (end - first).max() <= seen
     of_each = schedule.works // (batch * heads[1])
     most = max(1, l2_bytes // L2_SHARE // (seen * 2 * d * 2), -(-LEAST_ROUNDS * sms // of_each))
-    of_section = schedule.section * schedule.pack // (heads[0] // heads[1])  # key heads
-    together, rest = divmod(schedule.keys_together, n)
+    of_section = schedule.grouping.section * schedule.pack // (heads[0] // heads[1])  # key heads
+    together, rest = divmod(schedule.grouping.keys_together, n)
     assert rest == 0
-    at_once = max(1, sms // SECTIONS_AT_ONCE // of_each) if schedule.even else most
+    few = schedule.grouping.last_key < fa3_queue.NONE
+    at_once = max(1, sms // SECTIONS_AT_ONCE // of_each) if few else most
     for part, total, limit in (
         (of_section, heads[1], at_once),
-        (together, batch, 1 if schedule.even else max(1, most // heads[1])),
+        (together, batch, 1 if few else max(1, most // heads[1])),
     ):
         assert min(limit, total) <= 2 * part <= 2 * min(limit, total)
 

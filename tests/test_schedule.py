@@ -427,10 +427,12 @@ def test_packed_sequences_are_taken_together_by_where_their_keys_begin(short: in
     whole = Problem(len(lengths), 2, 2, 8192, 8192, 128, "bfloat16", causal=True)
     made = plan_varlen(whole, Device.named("H100-SXM"), tuple((n, n) for n in lengths), algorithm="fa3")
     assert isinstance(made, Fa3VarlenSchedule)
-    assert made.keys_together == 2 * 8192
+    assert made.grouping.keys_together == 2 * 8192
     begins = np.cumsum([0, *lengths[:-1]])
     blocks = begins // made.block_rows + np.arange(len(lengths))
-    assert made.items.together[blocks].tolist() == (begins // made.keys_together).tolist()
+    assert (made.items.first_key[blocks] // made.grouping.keys_together).tolist() == (
+        begins // made.grouping.keys_together
+    ).tolist()
 
 
 @given(st.integers(1, 256), st.booleans(), st.booleans(), st.sampled_from(["T4", "A100-40GB", "H100-SXM", "RTX 5090"]))

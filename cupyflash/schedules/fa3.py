@@ -23,7 +23,7 @@ from cupyflash.schedules.base import (
     tile_constants,
 )
 from cupyflash.schedules.fa2 import Fa2Schedule
-from cupyflash.schedules.fa3_queue import Items
+from cupyflash.schedules.fa3_queue import Grouping, Items
 from cupyflash.schedules.moves import BEGIN, END, Move, Room, Tensor, Totals, Walk, whole
 from cupyflash.schedules.parts import Visited
 
@@ -43,6 +43,8 @@ LEAST_ROUNDS = 2
 LAST_ROUNDS = 3
 # Parts of the heads at work that begin at different times: with fewer all would wait for their first K and V at once.
 SECTIONS_AT_ONCE = 4
+# How much later the busiest multiprocessor may end by it than by the longest first.
+SLOWER = 1.015
 
 
 class Fa3Schedule(Fa2Schedule):
@@ -125,16 +127,12 @@ class Fa3Schedule(Fa2Schedule):
             **{tensor: Box(tensor, self.block_cols, fa3_tiles.SLAB, fa3_tiles.SWIZZLE) for tensor in "KV"},
         }
 
-    @property
-    def _sets(self) -> int:
-        """Key heads whose K and V thread blocks read at a time, counted over all sequences: as many as a quarter of the L2 holds
-        of the keys in a window, or as have row blocks enough."""
-        p, keys = self.problem, self.problem.seqlen_k
-        if p.options.left is not None and p.options.right is not None:
-            keys = min(keys, p.options.left + p.options.right + self.block_rows)
-        held = self.device.l2_bytes // L2_SHARE // max(1, keys * (p.head_dim + p.head_dim_v) * p.itemsize)
-        least = LAST_ROUNDS if self.even else LEAST_ROUNDS
-        return max(1, held, -(-least * self.device.sm_count // self._of_set))
+    @cached_property
+    def grouping(self) -> Grouping:
+        """The row blocks that come together: of few heads of short causal sequences, if that is even enough, else as lengths have
+        it."""
+        few = self._of_few_heads if self.queued else None
+        return few if few and self._items(few).slower <= SLOWER else self._by_length
 
     @property
     def _of_set(self) -> int:
@@ -142,67 +140,56 @@ class Fa3Schedule(Fa2Schedule):
         return max(1, self.works // (self.problem.batch * self.problem.kv_heads))
 
     @property
-    def even(self) -> bool:
-        """True if row blocks differ by a causal mask alone, so that each head has the same, and none is long. Then row blocks of
-        some heads come behind those of others, short ones too, and only the last heads' even out what was before: all heads' short
-        ones at the end would load so many keys again that DRAM binds."""
-        asked = self.problem.options
-        other = asked.window is not None or asked.padded or asked.packed or asked.masked
-        return asked.causal and not other and self._longest < fa3_queue.LONG
+    def _set(self) -> int:
+        """Heads (or sets of `pack` heads) that share K and V."""
+        return self.problem.group // self.pack
 
     @property
     def _longest(self) -> int:
         """Column blocks of the longest row blocks."""
         return -(-self.problem.seqlen_k // self.block_cols)
 
-    @property
-    def _set(self) -> int:
-        """Heads (or sets of `pack` heads) that share K and V."""
-        return self.problem.group // self.pack
+    def _sets(self, rounds: int) -> int:
+        """Key heads, counted over all sequences, of whose K and V a quarter of the L2 holds the keys in a window, or that have so
+        many row blocks for each multiprocessor."""
+        p, keys = self.problem, self.problem.seqlen_k
+        if p.options.left is not None and p.options.right is not None:
+            keys = min(keys, p.options.left + p.options.right + self.block_rows)
+        held = self.device.l2_bytes // L2_SHARE // max(1, keys * (p.head_dim + p.head_dim_v) * p.itemsize)
+        return max(1, held, -(-rounds * self.device.sm_count // self._of_set))
 
     @property
-    def section(self) -> int:
-        """Heads (or sets of `pack` heads) of a sequence whose row blocks are taken together: whole groups that share K and V."""
-        most = max(1, self.device.sm_count // SECTIONS_AT_ONCE // self._of_set) if self.even else self._sets
-        return fa3_queue.evenly(self.problem.kv_heads, most) * self._set
+    def _by_length(self) -> Grouping:
+        """The row blocks of so many heads as the L2 has room for, and the shortest ones of all heads at the end. All are told apart
+        without a causal mask, since those of one sequence then are equally long, or nearly."""
+        p, sets = self.problem, self._sets(LEAST_ROUNDS)
+        alike = fa3_queue.alike_from(self.works / self.grid, self._longest) if p.options.causal else fa3_queue.NEVER
+        together = fa3_queue.evenly(p.batch, max(1, sets // p.kv_heads)) * p.seqlen_k
+        return Grouping(fa3_queue.evenly(p.kv_heads, sets) * self._set, together, alike)
 
     @property
-    def keys_together(self) -> int:
-        """A number of keys: sequences that begin within it have their row blocks taken together."""
-        p = self.problem
-        return (1 if self.even else fa3_queue.evenly(p.batch, max(1, self._sets // p.kv_heads))) * p.seqlen_k
-
-    @property
-    def last(self) -> tuple[int, int]:
-        """The first of the last sequences' keys, and of their heads (or sets of `pack` heads) the first of those whose row blocks
-        come at the end, the longest first, to even out what was before."""
-        p, sequences = self.problem, -(-self._sets // self.problem.kv_heads)
-        if not self.even:
-            return fa3_queue.NONE, 0
-        if sequences > 1:
-            return max(0, p.batch - sequences) * p.seqlen_k, 0
-        return (p.batch - 1) * p.seqlen_k, max(0, p.kv_heads - self._sets) * self._set
+    def _of_few_heads(self) -> Grouping | None:
+        """The row blocks of few heads behind those of others, short ones too, and only those of the last heads sorted together:
+        where row blocks differ by a causal mask alone and none is long, all heads' short ones at the end would load so many keys
+        again that DRAM binds."""
+        p, asked = self.problem, self.problem.options
+        other = asked.window is not None or asked.padded or asked.packed or asked.masked
+        if not asked.causal or other or self._longest >= fa3_queue.LONG:
+            return None
+        section = fa3_queue.evenly(p.kv_heads, max(1, self.device.sm_count // SECTIONS_AT_ONCE // self._of_set)) * self._set
+        sets = min(self._sets(LAST_ROUNDS), p.batch * p.kv_heads)
+        sequences = -(-sets // p.kv_heads)  # of one, some heads are the last, of more all
+        last_head = (p.kv_heads - sets) * self._set if sequences == 1 else 0
+        return Grouping(section, p.seqlen_k, 0, (p.batch - sequences) * p.seqlen_k, last_head)
 
     @property
     def last_heads(self) -> int:
         """Heads of all sequences whose row blocks come at the end, sorted together; 0 if none are set apart."""
-        if not (self.even and self.queued):
-            return 0
-        p, (last_key, last_head) = self.problem, self.last
-        return (p.batch - last_key // p.seqlen_k) * p.heads - last_head * self.pack
-
-    @property
-    def alike(self) -> int:
-        """The turns from which on row blocks count as equally long: all are told apart without a causal mask, since those of one
-        sequence then are equally long, or nearly."""
-        if self.even:
-            return 0
-        return fa3_queue.alike_from(self.works / self.grid, self._longest) if self.problem.options.causal else fa3_queue.NEVER
+        p, made = self.problem, self.grouping
+        return max(0, p.batch * p.heads - made.last_key // p.seqlen_k * p.heads - made.last_head * self.pack)
 
     def numbers(self) -> Mapping[str, int]:
-        last_key, last_head = self.last
-        last = {"last_key": last_key, "last_head": last_head}
-        return {"works": self.works, "section": self.section, "alike": self.alike, "keys_together": self.keys_together, **last}
+        return {"works": self.works, **self.grouping._asdict()}
 
     @property
     def queued(self) -> bool:
@@ -218,18 +205,15 @@ class Fa3Schedule(Fa2Schedule):
 
     @cached_property
     def items(self) -> Items:
+        return self._items(self.grouping)
+
+    def _items(self, grouping: Grouping) -> Items:
         """The blocks of rows of a head, of all batches."""
         p, starts = self.problem, np.arange(self.problem.batch) * self.problem.seqlen_k
         every = p.keys_of_each
         turns = {keys: Visited.of(self, keys, None).counts for keys in set(every)}
-        return self.items_of(np.concatenate([turns[keys] for keys in every]), np.repeat(starts, self.row_blocks))
-
-    def items_of(self, turns: Array, first_key: Array) -> Items:
-        """Items with these turns, of sequences that begin at these keys."""
-        last_key, last_head = self.last
-        together = np.minimum(first_key, last_key) // self.keys_together
-        heads = self.problem.heads // self.pack
-        return Items(turns, together, first_key >= last_key, heads, self.section, last_head, self.alike)
+        first_key = np.repeat(starts, self.row_blocks)
+        return Items(np.concatenate([turns[keys] for keys in every]), first_key, p.heads // self.pack, self.grid, grouping)
 
     def order(self) -> tuple[Array, Array]:
         """The items, and the sets of heads, in the order in which they are taken."""

@@ -26,7 +26,7 @@ from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa3 import MAPPED, OWN, Fa3Schedule
 from cupyflash.schedules.fa3_backward import Fa3BackwardSchedule
-from cupyflash.schedules.fa3_queue import Items
+from cupyflash.schedules.fa3_queue import Grouping, Items
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.schedules.packed import NO_SEQUENCES, Packed
 from cupyflash.schedules.parts import Part, Visited, packed_parts
@@ -138,8 +138,7 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
         """Row blocks that the producer requests: some more than there are."""
         return self.asked_for
 
-    @cached_property
-    def items(self) -> Items:
+    def _items(self, grouping: Grouping) -> Items:
         """The blocks of rows of a head, of all sequences."""
         turns = np.full(self.packed.blocks("q", self.block_rows), -1)
         starts, first_q, first_k = np.zeros_like(turns), 0, 0
@@ -148,7 +147,7 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
             turns[first : first + one.row_blocks] = Visited.of(one, one.problem.seqlen_k, None).counts
             starts[first:] = first_k
             first_q, first_k = first_q + one.problem.seqlen_q, first_k + one.problem.seqlen_k
-        return self.items_of(turns, starts)
+        return Items(turns, starts, self.problem.heads, self.grid, grouping)
 
     @property
     def blocks_there(self) -> int:

@@ -34,7 +34,7 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> Report:
             "row_blocks": schedule.works,
             "thread_blocks": schedule.grid,
             "heads_a_row_block": schedule.pack,
-            "heads_at_a_time": schedule.pack * schedule.section,
+            "heads_at_a_time": schedule.pack * schedule.grouping.section,
             "last_heads": schedule.last_heads,
             "queued": schedule.queued,
             "products_in_turns": chosen.config.ping_pong,
