@@ -32,7 +32,7 @@ Key = tuple[object, ...]
 # Of an H100. Clocks of a key in a turn are Nsight Compute's (docs/measured.md), by the columns of a head.
 MHZ, KEY_CLOCKS = 1750, {64: 2650 / 128, 128: 3394 / 176}
 BEGIN_CLOCKS, END_CLOCKS = 1200, 1500
-"""Of a row block: from Q's arrival to its first turn, and from its last turn to where O leaves."""
+"""A row block takes these from Q's arrival to its first turn, and from its last turn to where O leaves."""
 L2_RATE, L2_LATENCY, DRAM_RATE, DRAM_LATENCY = 9000.0, 400.0, 2400.0, 1000.0
 """Bytes a nanosecond, and nanoseconds."""
 LAUNCH, QUEUE, AFTER_O = 2500.0, 5000.0, 400.0
@@ -165,7 +165,7 @@ def problems() -> Iterator[calls.Call]:
 
 
 def lines(call: calls.Call) -> Iterator[tuple[str, Run]]:
-    """What is varied, and the model's run: the call as it is, longest first, or by the widest blocks."""
+    """The name of a way, and the model's run: the call as it is, longest first, or by the widest blocks."""
     problem, device = call.problem, Device.named(call.device)
     made = planned(problem, device)
     yield f"{made.tiling.used.block_rows} x {made.block_cols}", Run(made)

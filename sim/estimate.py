@@ -65,7 +65,7 @@ def seconds(schedule: Planned, *, seeded: bool = False) -> float:
 
 
 Runs = Iterator[tuple[float, int]]
-"""Of each kernel the instructions one after another, and the lanes that run them together."""
+"""The instructions of each kernel one after another, and the lanes that run them together."""
 
 
 def _kernels(schedule: Planned) -> Runs:

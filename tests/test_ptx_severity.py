@@ -176,7 +176,7 @@ STORED = {
     "part[t ^ 1] = __shfl_down_sync(~0u, t, 1);": ERROR,
     "__syncwarp(); part[0] = s;": "",
 }
-"""What a warp stores where other lanes of it have loaded parts of s, their sum by shuffles."""
+"""A warp stores the sum of its parts, made by shuffles, where other lanes of it have loaded those parts."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)

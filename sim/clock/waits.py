@@ -40,7 +40,7 @@ class Signal(NamedTuple):
 
 
 Ways = list[tuple[int, Array]]
-"""Where threads go on, or wait: the number of an instruction, and which threads."""
+"""Places at which threads go on, or wait: the number of an instruction, and which threads."""
 
 
 @dataclass
